@@ -221,13 +221,13 @@ def test_an_engine_has_to_fit_the_task_and_ports_must_differ() -> None:
     found = problems(text)
 
     assert found["models[0].engine.name"].allowed == "onnx or synthetic, for `task: embed`"
-    assert found["admin.port"].found == "8080, the port of the gateway too"
+    assert found["admin.port"].found == "8080, also the port of the gateway"
 
 
 def test_a_source_that_is_meant_as_the_engine_is_said_to_be_one() -> None:
     found = one("models:\n - {name: a, task: chat, source: synthetic}")
 
-    assert (found.path, found.found) == ("models[0].engine", "nothing, beside `source: synthetic`")
+    assert (found.path, found.found) == ("models[0].engine", "nothing, with `source: synthetic`")
     assert found.allowed.startswith("`engine: synthetic`")
     for model in ("{name: a, task: chat, source: ./synthetic}", "{name: a, task: tensor, source: synthetic}"):
         assert load(f"models:\n - {model}", "f.yaml").models[0].engine is None

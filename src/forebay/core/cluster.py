@@ -1,7 +1,7 @@
-"""The cluster file as values: every setting is one field with its default, unit, bounds and sentence.
+"""The cluster file as values: every setting is a field with its default, unit, bounds and description.
 
-JSON Schema, documentation, `--set` flags and `FOREBAY_…` variables are derived from these fields. Reading the file,
-and listing all problems at once, is `wire.clusterfile`.
+JSON Schema, documentation, `--set` flags and `FOREBAY_…` variables are derived from these fields. `wire.clusterfile`
+reads the file and reports all problems at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class TlsSettings(Section):
     """PEM file with the certificate's private key, without a password."""
 
     def value(self) -> nouns.TlsSpec:
-        """The files as they are written: a relative path starts where `forebay` does."""
+        """The files as given; relative paths are resolved from where `forebay` runs."""
         return nouns.TlsSpec(self.certificate, self.key)
 
 
@@ -210,7 +210,7 @@ class ModelSettings(Section):
     """Where its replicas run."""
 
     def scaling(self) -> Scale | None:
-        """How the model is scaled; None: it has a fixed number of replicas."""
+        """How the model is scaled; None: a fixed number of replicas."""
         times = (self.slo.ttft_p99_ms, self.slo.tpot_p99_ms, self.slo.latency_p99_ms)
         ttft_s, tpot_s, latency_s = (None if time_ms is None else time_ms / 1000 for time_ms in times)
         return None if self.scale is None else self.scale.value(ttft_s, tpot_s, latency_s)
@@ -296,11 +296,12 @@ class Cluster(Section):
 
 
 RESERVED_NAMES = ("gateway",)
-"""Names of units that are not replicas: `gateway-0` is the first gateway process."""
+"""Unit names that models must not have: `gateway-0` is the first gateway process."""
 
 
 def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
-    """All conflicts in a cluster given as plain data. Parts of a wrong type are skipped: others report those."""
+    """All conflicts in a cluster given as unvalidated data. Parts of a wrong type are skipped: validation reports
+    those."""
     models, tenants = sections(raw.get("models")), sections(raw.get("tenants"))
     gateway = raw.get("gateway")
     gateway = gateway if isinstance(gateway, Mapping) else {}
@@ -343,13 +344,13 @@ def _same_names(key: str, sections: Sequence[Mapping[str, Any]]) -> Iterator[Con
         if not isinstance(name, str):
             continue
         if name in first:
-            found = f'"{name}", the name of {key}[{first[name]}] too'
+            found = f'"{name}", also the name of {key}[{first[name]}]'
             yield Conflict(f"{key}[{index}].name", found, f"a name that no other {key.removesuffix('s')} has")
         first.setdefault(name, index)
 
 
 def _engine_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
-    known = [name for names in ENGINES_OF.values() for name in names]  # of a name that is a list no hash is taken
+    known = [name for names in ENGINES_OF.values() for name in names]  # a list, as invalid names may not be hashable
     for index, section in enumerate(sections):
         engine, task = named(section.get("engine")), section.get("task")
         name = engine.get("name") if isinstance(engine, Mapping) else None
@@ -362,11 +363,11 @@ def _engine_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflic
 
 
 def _source_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
-    """The engine without a model needs no source, which looks like one if the engine is forgotten."""
+    """A missing `engine` with `source: synthetic`: the synthetic engine needs no source."""
     for index, section in enumerate(sections):
         if section.get("source") == "synthetic" and section.get("engine") is None and section.get("task") != "tensor":
-            allowed = "`engine: synthetic`, which needs no model; a file of that name is `source: ./synthetic`"
-            yield Conflict(f"models[{index}].engine", "nothing, beside `source: synthetic`", allowed)
+            allowed = "`engine: synthetic`, which needs no model; for a file of that name use `source: ./synthetic`"
+            yield Conflict(f"models[{index}].engine", "nothing, with `source: synthetic`", allowed)
 
 
 def _promise_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Conflict]:
@@ -375,17 +376,17 @@ def _promise_conflicts(sections: Sequence[Mapping[str, Any]]) -> Iterator[Confli
         slo = slo if isinstance(slo, Mapping) else {}
         if slo.get("drop_late") is True and slo.get("ttft_p99_ms") is None:
             yield Conflict(
-                f"models[{index}].slo.drop_late", "true", "false, or `ttft_p99_ms` beside it, the deadline"
+                f"models[{index}].slo.drop_late", "true", "false, or set `ttft_p99_ms`, which is the deadline"
             )
         if section.get("spares") == "auto" and not slo.get("availability"):
-            allowed = "a number, or `slo.availability` beside it, which they are to keep"
+            allowed = "a number, or set `slo.availability`, which determines them"
             yield Conflict(f"models[{index}].spares", '"auto"', allowed)
 
 
 def _port_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
     gateway, admin = (_port(raw.get("gateway"), GatewaySettings), _port(raw.get("admin"), AdminSettings))
     if gateway == admin:
-        yield Conflict("admin.port", f"{admin}, the port of the gateway too", "a port of its own")
+        yield Conflict("admin.port", f"{admin}, also the port of the gateway", "another port")
 
 
 def _port(section: Any, settings: type[GatewaySettings] | type[AdminSettings]) -> Any:
@@ -397,13 +398,13 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
     auth = gateway.get("auth", GatewaySettings.model_fields["auth"].default)
     host = gateway.get("host", GatewaySettings.model_fields["host"].default)
     if auth == "keys" and tenants == []:
-        yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` asks for their keys")
+        yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` requires their keys")
     if auth in ("off", "open") and tenants and isinstance(tenants, Sequence):
-        yield Conflict("gateway.auth", f'"{auth}" beside tenants', '"keys", without which their limits mean nothing')
+        yield Conflict("gateway.auth", f'"{auth}" with tenants', '"keys", without which their limits have no effect')
     if auth == "off" and isinstance(host, str) and not is_loopback(host):
         allowed = (
-            "127.0.0.1, as everybody may use a gateway with `auth: off`; for another address ask for keys with "
-            "`gateway.auth: keys`, or write `gateway.auth: open` if everybody is meant"
+            "127.0.0.1, as anyone may use a gateway with `auth: off`; for another address require keys with "
+            "`gateway.auth: keys`, or write `gateway.auth: open` if anyone may use it"
         )
         yield Conflict("gateway.host", f'"{host}"', allowed)
 
@@ -411,12 +412,12 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
 def _admin_conflicts(admin: Any) -> Iterator[Conflict]:
     host = admin.get("host") if isinstance(admin, Mapping) and admin.get("auth", "off") == "off" else None
     if isinstance(host, str) and not is_loopback(host):
-        allowed = "127.0.0.1, or any other one with `admin.auth: keys`: who reaches it can change the cluster"
+        allowed = "127.0.0.1, or any other one with `admin.auth: keys`: anyone who reaches it can change the cluster"
         yield Conflict("admin.host", f'"{host}"', allowed)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name of one, is reached from this machine only."""
+    """Whether an address, or its name, is reachable from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -431,12 +432,12 @@ def _tenant_conflicts(
         patterns = tenant.get("models", [])
         for place, pattern in enumerate(patterns if isinstance(patterns, list) else []):
             if isinstance(pattern, str) and not any(fnmatchcase(name, pattern) for name in names):
-                allowed = f"`*`, or what fits the name of a model: {', '.join(names) or 'there is none'}"
+                allowed = f"`*`, or a pattern that matches a model: {', '.join(names) or 'there is none'}"
                 yield Conflict(f"tenants[{index}].models[{place}]", f'"{pattern}"', allowed)
         band, band_max = tenant.get("band", "default"), tenant.get("band_max")
         known = get_args(Band)
         if band in known and band_max in known and known.index(band) < known.index(band_max):
-            allowed = f'"{band}", the `band` of the tenant, or a more urgent one'
+            allowed = f'"{band}", the `band` of the tenant, or a higher priority'
             yield Conflict(f"tenants[{index}].band_max", f'"{band_max}"', allowed)
 
 
@@ -448,5 +449,5 @@ def _limit_conflicts(tenants: Sequence[Mapping[str, Any]], processes: Any) -> It
         for key in QuotaSettings.model_fields:
             limit = limits.get(key) if isinstance(limits, Mapping) else None
             if isinstance(limit, int) and 1 <= limit < processes:
-                allowed = f"at least {processes}, so that each of the `gateway.processes` can give out one"
+                allowed = f"at least {processes}, so that each of the `gateway.processes` can grant at least one"
                 yield Conflict(f"tenants[{index}].limits.{key}", str(limit), allowed)

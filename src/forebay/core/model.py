@@ -270,7 +270,7 @@ class WorkerSpec:
     engine_load_timeout_s: float = 300.0
     drain_grace_s: float = 30.0
     lease_s: float = 0.0
-    """It stops itself if nobody has polled its load for this long; 0: never."""
+    """It stops itself if its load was not polled for this long; 0: never."""
     node: str = ""
     """The node it runs on; empty: not stated."""
     devices: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ def test_without_keys_the_admin_api_listens_on_loopback_only(host: str) -> None:
         (f"{KEYS}tenants: [{{name: t, models: 5}}]", "tenants[0].models", "list"),
         (f"{KEYS}tenants: [{{name: t, models: [5]}}]", "tenants[0].models[0]", "text"),
         (f"{KEYS}tenants: [{{name: t, band: urgent}}]", "tenants[0].band", '"interactive"'),
-        (f"{KEYS}tenants: [{{name: t, band_max: batch}}]", "tenants[0].band_max", "more urgent"),
+        (f"{KEYS}tenants: [{{name: t, band_max: batch}}]", "tenants[0].band_max", "a higher priority"),
         (f"{KEYS}tenants: [{{name: t, limits: 5}}]", "tenants[0].limits", "requests_per_min"),
         (f"{KEYS}tenants: [{{name: t, limits: {{streams_max: 0}}}}]", "tenants[0].limits.streams_max", "from 1"),
         (f"{KEYS}tenants: [{{name: t, limits: {{rpm: 1}}}}]", "tenants[0].limits.rpm", "requests_per_min"),

@@ -95,7 +95,7 @@ def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path)
     (other / "weights.bin").write_bytes(b"others")
     wrong = registry.add(WHAT, other, ANN, quiet).revision.id
     with pytest.raises(
-        RegistryError, match=r"not a signature of this artifact: weights\.bin: what was signed is another"
+        RegistryError, match=r"not a signature of this artifact: weights\.bin: the signed content differs"
     ):
         registry.attach("chat", wrong, taken_from(HERE / "p256.sig"), BOB)
 
