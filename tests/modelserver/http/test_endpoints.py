@@ -129,7 +129,7 @@ REFUSED: list[tuple[str, str, bytes, int, str]] = [
     ("POST", "/v2/repository/models/m/load", b'{"parameters":[]}', 400, "attempt to get members for non-object"),
     ("POST", "/v2/repository/models/m/load", b'{"parameters":{"config":1}}', 400, "Unable to parse 'config'"),
     ("POST", "/v2/repository/models/m/load", b'{"parameters":{"file:a":"\xc3\xa4"}}', 400, "'file:a' is not base64"),
-    ("POST", "/v2/repository/models/m/load", b'{"parameters":{"color":1}}', 400, "parameter 'color' is not known"),
+    ("POST", "/v2/repository/models/m/load", b'{"parameters":{"color":1}}', 400, "parameter 'color' is unknown"),
     ("POST", "/v2/repository/models/m/unload", b'{"parameters":{"unload_dependents":1}}', 400, "Unable to parse 'un"),
     ("POST", "/v2/repository/models/m/unload", b'{"parameters":{"version":"x"}}', 400, "Unable to parse 'version'"),
     ("POST", "/v2/systemsharedmemory/register", b"{}", 400, "'region name' is necessary to register system shared"),
