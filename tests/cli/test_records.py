@@ -274,7 +274,7 @@ def test_what_a_killed_gateway_may_have_lost_is_told(run: Run, root: Path) -> No
     done = run("audit", "verify")
 
     assert done.returncode == 0
-    assert "some may be lost, as the log itself says: the gateway was stopped while it ran" in done.stdout
+    assert "some may be lost, as the log itself says: the gateway was killed" in done.stdout
 
 
 def test_a_log_that_is_gone_is_told_by_its_folder_and_by_the_other_gateways(run: Run, root: Path) -> None:

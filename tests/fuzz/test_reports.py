@@ -47,8 +47,8 @@ def test_any_load_reports_leave_a_replica_with_sane_figures(bodies: list[bytes])
             for now, body in enumerate(bodies):
                 report = survives(lambda data: msgspec.json.decode(data, type=LoadReport), body, *UNREADABLE)
                 if report is not None:
-                    served.heard(link, report, 0, float(now), float(now))
-                served.look_again(float(now))
+                    served.apply_report(link, report, 0, float(now), float(now))
+                served.refresh(float(now))
                 assert link.load >= 0
                 assert link.room >= 0
                 assert 0.0 <= link.meter.kv_share < 1.0

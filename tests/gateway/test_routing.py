@@ -348,8 +348,8 @@ def test_handicaps_are_relative_to_the_soundest_replica() -> None:
             def handicaps(now: float, *heard: Link) -> list[float]:
                 for link in heard:
                     report = LoadReport(link.id, 1, "chat", "r", ReplicaState.READY)
-                    assert served.heard(link, report, 0, now, now) == ""
-                served.look_again(now)
+                    assert served.apply_report(link, report, 0, now, now) == ""
+                served.refresh(now)
                 return [link.meter.handicap for link in links]
 
             assert handicaps(0.0) == [1.0] * 3, "nobody has been heard of"

@@ -26,7 +26,7 @@ from forebay.core.tenancy import (
     mint,
 )
 from forebay.gateway import tenancy
-from forebay.gateway.tenancy import Admitted, Doorman, credential
+from forebay.gateway.tenancy import AccessControl, Admitted, credential
 from forebay.obs import log
 from forebay.registry.keys import change_keys
 
@@ -38,7 +38,7 @@ BEARER = f"Bearer {KEY}".encode()
 
 @dataclass
 class Door:
-    """A doorman with clocks that the test sets."""
+    """A access with clocks that the test sets."""
 
     folder: Path
     gateways: int = 1
@@ -56,28 +56,28 @@ class Door:
         paths = (str(self.keys), str(self.counts), str(self.leases))
         spec = TenancySpec((TEAM, Tenant("free")), *paths, gateways=self.gateways)
         logger = log.configure(self.said)
-        self.doorman = Doorman("gateway-0", spec, logger, now=lambda: self.now, wall=lambda: self.wall)
-        self.doorman.start()
+        self.access = AccessControl("gateway-0", spec, logger, now=lambda: self.now, wall=lambda: self.wall)
+        self.access.start()
 
     def write(self, *records: KeyRecord) -> None:
         change_keys(self.keys, lambda _: (records, None))
-        self.doorman.look()
+        self.access.look()
 
     def lease(self, requests: int) -> None:
         share = Amounts(requests, 1 << 60, 4, 1000)
         lease = Lease(self.now, 0.0, int(self.wall // 86_400), {"team": share}, {})
         self.leases.write_bytes(msgspec.json.encode({"gateway-0": lease}))
-        self.doorman.look()
+        self.access.look()
 
     def pass_s(self, seconds: float) -> None:
         self.now += seconds
         self.wall += seconds
-        self.doorman.look()
-        asyncio.run(self.doorman.save_aside())
+        self.access.look()
+        asyncio.run(self.access.save_aside())
 
     def ask(self, presented: bytes | None = BEARER, model: str = "chat", tokens: int = 10) -> Admitted | Denied:
-        caller = self.doorman.identify(presented, self.now)
-        return caller if isinstance(caller, Denied) else self.doorman.admit(caller, model, tokens, False, self.now)
+        caller = self.access.identify(presented, self.now)
+        return caller if isinstance(caller, Denied) else self.access.admit(caller, model, tokens, False, self.now)
 
     def code(self, *words: Any, **more: Any) -> Code | None:
         answer = self.ask(*words, **more)
@@ -144,7 +144,7 @@ def test_limits_hold_and_what_was_not_used_comes_back(door: Door) -> None:
     first = door.ask(tokens=900)
     assert isinstance(first, Admitted)
     assert door.code(tokens=900) is Code.BUDGET_EXCEEDED
-    door.doorman.settle(first.reservation, 50, door.now)
+    door.access.settle(first.reservation, 50, door.now)
     assert [door.code(tokens=300) for _ in range(3)] == [None, None, None]
     assert [door.code(tokens=n) for n in (51, 50)] == [Code.BUDGET_EXCEEDED, Code.RATE_LIMITED]
 
@@ -160,7 +160,7 @@ def test_a_key_expires_by_the_wall_clock_while_it_is_remembered(door: Door) -> N
     door.pass_s(99.0)
     assert door.code(OTHER.encode()) is None
     door.wall += 2.0
-    door.doorman.look()
+    door.access.look()
     assert door.code(OTHER.encode()) is Code.UNAUTHORIZED
 
 
@@ -193,15 +193,15 @@ def test_before_the_first_key_is_made_nobody_gets_in(tmp_path: Path) -> None:
 def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenancy, "KNOWN_MAX", 2)
     for presented in (BEARER, KEY.encode(), OTHER.encode(), BEARER):
-        assert isinstance(door.doorman.identify(presented, door.now), Granted)
-        door.doorman.identify(presented + b"x", door.now)
-    assert len(door.doorman._known) == 2
+        assert isinstance(door.access.identify(presented, door.now), Granted)
+        door.access.identify(presented + b"x", door.now)
+    assert len(door.access._known) == 2
 
 
 def test_counts_outlive_the_process(door: Door) -> None:
     for _ in range(3):
         door.ask(tokens=200)
-    door.doorman.save()
+    door.access.save()
     door.now = 7.0  # another boot: the loop's time begins anew
     door.wall += 30.0
     door.open()
@@ -209,16 +209,16 @@ def test_counts_outlive_the_process(door: Door) -> None:
     door.pass_s(32.0)
     assert [door.code(tokens=n) for n in (391, 390)] == [Code.BUDGET_EXCEEDED, None]
     door.wall += 86_400.0
-    door.doorman.look()
+    door.access.look()
     assert door.code(tokens=1000) is None
 
 
 def streams(door: Door) -> int:
     """How many more are let in; they stay open."""
-    caller = door.doorman.identify(BEARER, door.now)
+    caller = door.access.identify(BEARER, door.now)
     assert isinstance(caller, Granted)
     let_in = 0
-    while isinstance(door.doorman.admit(caller, "chat", 1, True, door.now), Admitted):
+    while isinstance(door.access.admit(caller, "chat", 1, True, door.now), Admitted):
         let_in += 1
     return let_in
 
@@ -238,32 +238,32 @@ def test_streams_of_a_process_that_drains_count_at_its_successor(door: Door) -> 
             door.open()
             assert streams(door) == 1
             says(leaving, 2, before.pid)
-            door.doorman.look()
+            door.access.look()
             assert streams(door) == 1
             says(door.counts, 1, 0)  # by a process between them that is gone
             door.open()
             assert streams(door) == 2
         finally:
             before.kill()
-    door.doorman.look()
+    door.access.look()
     assert streams(door) == 2
     assert not leaving.exists()
 
 
 def test_a_process_that_drains_tells_its_successor_what_is_still_open(door: Door) -> None:
-    caller = door.doorman.identify(BEARER, door.now)
+    caller = door.access.identify(BEARER, door.now)
     assert isinstance(caller, Granted)
-    two = [door.doorman.admit(caller, "chat", 1, True, door.now) for _ in range(2)]
-    door.doorman.leave()
+    two = [door.access.admit(caller, "chat", 1, True, door.now) for _ in range(2)]
+    door.access.leave()
     counts, leaving = door.counts.read_bytes(), door.counts.with_name(f"gateway-0.{os.getpid()}.leaving")
     assert msgspec.json.decode(leaving.read_bytes(), type=Counts).used["team"].streams == 2
     assert isinstance(two[0], Admitted)
-    door.doorman.settle(two[0].reservation, 1, door.now)
+    door.access.settle(two[0].reservation, 1, door.now)
     door.pass_s(1.0)
     assert msgspec.json.decode(leaving.read_bytes(), type=Counts).used["team"].streams == 1
     assert door.counts.read_bytes() == counts, "they are its successor's now"
-    door.doorman.leave_for_good()
-    door.doorman.save()
+    door.access.leave_for_good()
+    door.access.save()
     assert not leaving.exists()
 
 
@@ -282,14 +282,14 @@ def test_counts_are_saved_once_a_second_and_only_when_they_change(door: Door) ->
 
 def test_older_counts_never_replace_newer_ones(door: Door) -> None:
     door.ask()
-    older = door.doorman._unsaved(door.now)
+    older = door.access._unsaved(door.now)
     assert older is not None
     door.ask()
     door.now += 1.0
     door.wall -= 3600.0  # somebody has set the clock
-    door.doorman.save()
+    door.access.save()
     saved = door.counts.read_bytes()
-    door.doorman._write(older, door.now - 1.0)  # a thread that was late
+    door.access._write(older, door.now - 1.0)  # a thread that was late
     assert door.counts.read_bytes() == saved
 
 
@@ -297,13 +297,13 @@ def test_counts_that_cannot_be_read_or_written_cost_no_request(door: Door) -> No
     door.counts.parent.mkdir()
     door.counts.write_bytes(b"{")
     door.open()
-    assert len(door.lines("counts of tenants are lost")) == 1
+    assert len(door.lines("tenant counts lost")) == 1
     door.counts.unlink()
     door.counts.mkdir()
     for _ in range(2):
         assert door.code() is None
         door.pass_s(1.0)
-    assert len(door.lines("counts of tenants cannot be written")) == 1
+    assert len(door.lines("tenant counts cannot be written")) == 1
 
 
 def test_one_of_several_gateways_goes_by_its_lease(tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_one_of_several_gateways_goes_by_its_lease(tmp_path: Path) -> None:
     assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]
     door.lease(3)
     assert [door.code() for _ in range(3)] == [None, None, Code.RATE_LIMITED]
-    demand = door.doorman.demand()
+    demand = door.access.demand()
     assert demand.tenants["team"].used.requests == 3
     assert demand.tenants["team"].wanted.requests == 5
     assert msgspec.json.decode(msgspec.json.encode(demand), type=type(demand)) == demand
     door.leases.write_bytes(b"[]")
-    door.doorman.look()
-    assert door.doorman.demand().tenants["team"].share.requests == 3
+    door.access.look()
+    assert door.access.demand().tenants["team"].share.requests == 3

@@ -35,7 +35,7 @@ from forebay.net.client import Pool
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
 
-STOPPED = b"The gateway is being stopped, and the time that it gives to answers is over"
+STOPPED = b"The gateway is shutting down, and its grace period is over"
 
 
 def test_requests_wait_for_a_replica_and_go_in_order(tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_a_load_report_that_was_asked_for_before_a_connection_broke_is_no_sign_o
                 Replica("chat-0", 1, "r", "127.0.0.1", 1, ReplicaState.READY), Pool("127.0.0.1", 1, group)
             )
             served.links, report = [link], LoadReport("chat-0", 1, "chat", "r", ReplicaState.READY, capacity=4)
-            served.heard(link, report, 0, 4.0, 4.1)
+            served.apply_report(link, report, 0, 4.0, 4.1)
             link.broke_off(reason, 5.0)
-            served.heard(link, report, 0, 4.9, 5.1)
+            served.apply_report(link, report, 0, 4.9, 5.1)
             assert served.doubt_lost([("chat-0", 1)]) == (reason == "lost")
-            served.heard(link, report, 0, 5.0, 5.2)
+            served.apply_report(link, report, 0, 5.0, 5.2)
             assert not link.live
-            served.heard(link, report, 0, 5.2, 5.3)
+            served.apply_report(link, report, 0, 5.2, 5.3)
             assert link.live
             assert not served.doubt_lost([("chat-0", 1)])
 
@@ -243,7 +243,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             told = await client.rest()
             assert told.startswith(b"HTTP/1.1 503 ")
             assert b'"code":"draining"' in told
-            assert STOPPED + b"; the request can be sent again." in told
+            assert STOPPED + b"; retry the request." in told
 
     run(main())
 
@@ -262,7 +262,7 @@ def test_a_stream_that_a_stopping_gateway_breaks_off_is_told_why(tmp_path: Path,
             front.signals.put_nowait(15)
             told = await client.rest()
             assert b'"code":"stream_interrupted"' in told
-            assert STOPPED + b"; what was sent is incomplete. The request can be sent again." in told
+            assert STOPPED + b"; the response is incomplete. Retry the request." in told
 
     run(main())
 

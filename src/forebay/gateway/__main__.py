@@ -1,4 +1,4 @@
-"""`python -m forebay.gateway SPEC.json`: one gateway. Exits 0 when drained, 1 without a port, 2 on a bad call."""
+"""`python -m forebay.gateway SPEC.json`: one gateway. Exits 0 when drained, 1 without a port, 2 on bad arguments."""
 
 import gc
 import resource
@@ -13,7 +13,7 @@ from forebay.gateway.serve import NoPort, serve
 from forebay.obs import log
 
 GC_THRESHOLDS = (100_000, 20, 20)
-"""Requests leave no cycles behind, so the collector has little to find and may come seldom."""
+"""Requests leave no reference cycles, so the collector finds little and may run rarely."""
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         return 2
     logger = log.configure(process="gateway", gateway=spec.id, generation=str(spec.generation))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 is fewer than connections_max
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual limit of 1,024 is below connections_max
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

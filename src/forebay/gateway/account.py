@@ -1,4 +1,4 @@
-"""Counting what happens to requests: metrics by model, one access log line each."""
+"""Request metrics of one model, and the parsing of token counts."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ from forebay.gateway.records.facts import Used
 from forebay.obs.metrics import Counter, Metrics
 
 Tokens = tuple[int, int, int | None]
-"""Of the prompt, of the answer, and of the prompt out of a cache: None if the engine cannot say."""
+"""Prompt, completion and cached prompt tokens; the last is None if the engine cannot tell."""
 OK = "ok"
 CLIENT_CLOSED = "client_closed"
 DIGITS_MAX: Final = 12
-"""Nothing longer is a count of tokens."""
+"""Longer numbers are no token counts."""
 TEMPLATE_TOKENS_MAX: Final = 65_536
-"""A prompt has no more tokens than bytes, but for those that the model's template adds: so many at most."""
-UNTOLD: Final[Tokens] = (0, 0, None)
+"""A prompt has at most one token per byte, plus those of the model's chat template: at most this many."""
+UNREPORTED: Final[Tokens] = (0, 0, None)
 COMMA: Final = 0x2C
 ZERO: Final = 0x30
 
@@ -49,72 +49,72 @@ class Account:
         self.queue_wait = metrics.histogram("queue_wait_seconds", model)
 
     def answered(self, duration_s: float) -> None:
-        """A request ended well."""
+        """A request succeeded."""
         self.ok.value += 1
         self.duration.observe(duration_s)
 
     def spent(self, used: Used) -> None:
-        """What a request has used, however it ended."""
+        """The tokens that a request used, however it ended."""
         self.prompt_tokens.value += used.prompt
         self.completion_tokens.value += used.completion
         self.cached_tokens.value += used.cached
 
     def streamed(self, ttft_s: float, rest_s: float, tokens: int) -> None:
-        """A stream ended, well or not, that had at least one event."""
+        """A stream with at least one event ended, successfully or not."""
         self.ttft.observe(ttft_s)
         if tokens > 1:
             self.tpot.observe(rest_s / (tokens - 1))
 
     def failed(self, code: str) -> Counter:
-        """Requests that ended with this code."""
+        """Requests that ended with this error code."""
         return self._metrics.counter("requests_total", self.model, code)
 
     def resumed(self, reason: str) -> Counter:
-        """Streams that another replica went on with."""
+        """Streams that another replica resumed."""
         return self._metrics.counter("resumes_total", self.model, reason)
 
     def fell_back(self, trouble: str) -> Counter:
-        """Requests that another model was to serve."""
+        """Requests handed to a fallback model."""
         return self._metrics.counter("fallbacks_total", self.model, trouble)
 
     def mirrored(self, outcome: str) -> Counter:
-        """Copies for a revision that is to serve, by what became of them."""
+        """Mirrored copies sent to the canary, by outcome."""
         return self._metrics.counter("mirrored_requests_total", self.model, outcome)
 
     def preempted(self, band: str) -> Counter:
-        """Attempts of a band that gave way to more urgent requests."""
+        """Attempts of a band that were preempted."""
         return self._metrics.counter("preemptions_total", self.model, band)
 
     def hedged(self, outcome: str) -> Counter:
-        """Second attempts of late requests that won, or lost."""
+        """Hedges, by outcome: `won` or `lost`."""
         return self._metrics.counter("hedges_total", self.model, outcome)
 
     def retried(self, reason: str) -> Counter:
-        """Attempts that were repeated elsewhere."""
+        """Attempts that were retried elsewhere."""
         return self._metrics.counter("retries_total", self.model, reason)
 
 
 def usage(value: bytes) -> Tokens:
-    """Prompt, completion and cached tokens out of `x-forebay-usage`; nothing is known if it makes no sense."""
-    told: list[int] = []
+    """Prompt, completion and cached tokens from `x-forebay-usage`; `UNREPORTED` if it is malformed."""
+    counts: list[int] = []
     number = digits = 0
-    for byte in value + b",":  # by hand: `split` and `int` take ten times as long, for every answer
+    for byte in value + b",":  # by hand: `split` and `int` take ten times as long, for every response
         if byte == COMMA:
-            told.append(number if digits else -1)
+            counts.append(number if digits else -1)
             number = digits = 0
         elif ZERO <= byte < ZERO + 10 and digits < DIGITS_MAX:
             number = 10 * number + byte - ZERO
             digits += 1
         else:
-            return UNTOLD
-    if len(told) != 3 or told[0] < 0 or told[1] < 0:
-        return UNTOLD
-    return told[0], told[1], told[2] if told[2] >= 0 else None
+            return UNREPORTED
+    if len(counts) != 3 or counts[0] < 0 or counts[1] < 0:
+        return UNREPORTED
+    return counts[0], counts[1], counts[2] if counts[2] >= 0 else None
 
 
-def begun(told: Tokens, request_bytes: int) -> Tokens:
-    """What a worker tells of a prompt when its answer begins, if that can be true of a request of this size."""
-    prompt, _, cached = told
+def begun(reported: Tokens, request_bytes: int) -> Tokens:
+    """The prompt counts that a worker reports when its response begins, if plausible for this request size."""
+    prompt, _, cached = reported
     if prompt > request_bytes + TEMPLATE_TOKENS_MAX:
-        return UNTOLD
+        return UNREPORTED
     return prompt, 0, min(cached or 0, prompt)

@@ -1,4 +1,4 @@
-"""What admission and routing want to know of a request: what it may claim, how long it is, what it belongs to."""
+"""What admission and routing need to know of a request: its priority and deadlines, its length, its session."""
 
 import math
 import re
@@ -16,12 +16,12 @@ from forebay.net.server import Exchange
 from forebay.wire.apis.wanted import Wanted
 
 FALLBACK: Final = b"x-forebay-fallback"
-"""`allow` or `deny`: whether another model may serve the request."""
+"""`allow` or `deny`: whether a fallback model may serve the request."""
 DIGITS_MAX: Final = 9
 FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 SESSION: Final = b"x-forebay-session"
-"""Header whose value keeps requests together, where a model has sessions or is routed by `consistent_hash`."""
+"""Header whose value keeps requests together, for models with sessions or the policy `consistent_hash`."""
 COOKIE: Final = re.compile(rb"(?:^|;)\s*forebay-session=([\x21-\x3a\x3c-\x7e]{1,128})\s*(?:;|$)")
 SET_COOKIE: Final = b"forebay-session=%b; Path=/; HttpOnly; SameSite=Lax"
 PRIORITY: Final = b"x-forebay-priority"
@@ -29,40 +29,39 @@ DEADLINE: Final = b"x-forebay-deadline-ms"
 WORDS: Final = (b"allow", b"deny")
 BANDS: Final = {band.name.lower().encode(): band for band in Band}
 BATCH_PATIENCE: Final = 5
-"""Batch work waits this many times as long: it is reached by age after two minutes."""
-_BATCH: Final = Band.BATCH  # looked up once: members of an enum are slow to get at
+"""Batch work waits this many times as long: ageing promotes it after two minutes."""
+_BATCH: Final = Band.BATCH  # looked up once: access to enum members is slow
 _CHAT: Final = Task.CHAT
 _OFF: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 
 
 class Ids:
-    """The ids of the requests of one gateway process."""
+    """Request ids of one gateway process."""
 
     def __init__(self, instance: bytes) -> None:
         self._start = b"req-%b" % instance
         self._count = 0
 
     def of(self, exchange: Exchange) -> bytes:
-        """The id that a request came with, else a new one."""
+        """The id that came with a request, else a new one."""
         given = exchange.header(b"x-request-id")
         if given and REQUEST_ID.fullmatch(given):
             return given
         count = self._count
         self._count += 1
-        digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of what %x does
+        digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of the time of %x
         return b"%b%b" % (self._start, digits.encode())
 
 
 def expected_tokens(request: Wanted, lengths: Lengths) -> float:
-    """What prompt and answer may come to."""
+    """Expected tokens of prompt and completion together."""
     return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
 
 
 def most_tokens(request: Wanted, lengths: Lengths, tenant: Tenant) -> int:
-    """What it is let in for: its prompt, and the longest answer that it asks for, else about the longest that its
-    tenant was given of late, as far as its limits go: only what a client asks for itself can be too much for them.
-    """
+    """Tokens to reserve: the prompt, plus the longest completion that the request allows, else about the longest that
+    its tenant got recently, capped by the tenant's limits: only a limit set by the client itself may exceed those."""
     prompt = lengths.tokens(request.text_bytes)
     if request.limit:
         return prompt + request.choices * request.limit
@@ -79,14 +78,13 @@ def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
 def make_ticket(
     exchange: Exchange, tenant: Tenant, *, work_tokens: float, began: float, routes: ModelRoutes, ready: bool = True
 ) -> Ticket:
-    """What a request may claim; `ready`: a replica takes requests. Raises `Refusal` for headers that make no
-    sense.
-    """
+    """Priority, deadlines and expected work of a request; `ready`: a replica accepts requests. Raises `Refusal` for
+    malformed headers."""
     asked = exchange.header(PRIORITY)
     if asked is not None and asked not in BANDS:
         allowed = ", ".join(name.decode() for name in BANDS)
         raise Refusal(Code.INVALID_REQUEST, f"'{PRIORITY.decode()}': allowed are {allowed}.", PRIORITY.decode())
-    if routes.fallback and (said := exchange.header(FALLBACK)) is not None and said.strip().lower() not in WORDS:
+    if routes.fallback and (given := exchange.header(FALLBACK)) is not None and given.strip().lower() not in WORDS:
         raise Refusal(Code.INVALID_REQUEST, f"'{FALLBACK.decode()}': allowed are allow, deny.", FALLBACK.decode())
     band = tenant.band if asked is None else tenant.band_of(BANDS[asked])
     patience_s, due_s, last_s = routes.queue_timeout_s, math.inf, math.inf
@@ -99,7 +97,7 @@ def make_ticket(
             last_s = due_s
     if given is not None:
         if not given.isdigit() or not 0 < len(given) <= DIGITS_MAX:
-            text = f"'{DEADLINE.decode()}': a whole number of milliseconds is wanted, of {DIGITS_MAX} digits at most."
+            text = f"'{DEADLINE.decode()}': expected an integer in milliseconds, at most {DIGITS_MAX} digits."
             raise Refusal(Code.INVALID_REQUEST, text, DEADLINE.decode())
         last_s = int(given) / 1000
     patience_s = min(patience_s, last_s)
@@ -115,7 +113,7 @@ def make_ask(
     session: bytes | None = None,
     band: Band = Band.DEFAULT,
 ) -> Ask:
-    """What routing knows of the request. Lengths are estimates: the tokenizer is the engine's."""
+    """The routing inputs of a request. Lengths are estimates: only the engine has the tokenizer."""
     prompt = request.text
     chat = routes.task is _CHAT
     return Ask(
@@ -132,7 +130,7 @@ def make_ask(
 
 
 def session_of(exchange: Exchange, routes: ModelRoutes) -> bytes | None:
-    """What keeps the request together with others; None if nothing does."""
+    """The session key that keeps requests together; None: no session."""
     session = exchange.header(SESSION)
     if not session and routes.sessions is _COOKIE:
         found = COOKIE.search(exchange.header(b"cookie") or b"")

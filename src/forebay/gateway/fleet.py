@@ -1,4 +1,4 @@
-"""What the gateway knows of models and replicas: routes from the snapshot, load from the replicas themselves."""
+"""The gateway's view of models and replicas: routes from the snapshot, load from the replicas themselves."""
 
 from collections.abc import Collection, Sequence
 from math import inf
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from forebay.gateway.rollout.mirroring import Mirror
 
 STALL_S: Final = 2.0
-"""An engine that owes a sign of life for so long makes its streams stall."""
+"""An engine silent for this long although it has work stalls its streams."""
 JUDGE_EVERY_S: Final = 1.0
 FIGURE_MAX: Final = 2**40
-"""No true figure of a load report is larger, and none is below zero. What is, is cut: the rest may still be true."""
+"""No real figure of a load report exceeds this or is negative. Others are clamped: the rest may still be right."""
 GOING: Final = (Code.DRAINING, Code.FENCED)
-"""What replicas answer that end."""
+"""Error codes of a replica that is going away."""
 RESTARTING: Final = (Code.ENGINE_FAILED, Code.ENGINE_STALLED)
-"""What replicas answer whose engine process is being replaced."""
-UNHEARD: Final = ReplicaState.STARTING
-"""State of a replica that has not answered a load poll lately, or answered as another one."""
+"""Error codes of a replica whose engine process is being replaced."""
+UNREACHABLE: Final = ReplicaState.STARTING
+"""State of a replica that has not answered a load poll lately, or answered under another identity."""
 
 
-BATCH: Final = Band.BATCH  # looked up once: members of an enum are slow to get at
+BATCH: Final = Band.BATCH  # looked up once: access to enum members is slow
 _CHAT: Final = Task.CHAT
 _CPR: Final = Policy.CPR
 
 
 class Seen(View):
-    """A replica as it looks to requests that share it by band: with another load or room."""
+    """A replica as seen by the requests of one band: with an adjusted load or room."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class Seen(View):
 
 
 class Link(View):
-    """One start of one replica: its connections, its load, the attempts under way."""
+    """One replica at one generation: its connections, its load, its attempts in flight."""
 
     __slots__ = (
         "attempts",
@@ -113,34 +113,34 @@ class Link(View):
         self.breaker = Breaker()
         self.pace = PaceModel()
         self.process = ""
-        """Which process answers there; empty: nobody has said."""
-        self.state = self.reported = UNHEARD
+        """Id of the process behind the address; empty: unknown."""
+        self.state = self.reported = UNREACHABLE
         self.load = 0
         self.others = 0
         self.room = 0
         self.places = 0
         self.filled = False
-        """Whether its engine has shown that it holds no more than it runs."""
+        """Whether its engine was seen full: it runs no more sequences than it does now."""
         self.awaited_at: float | None = None
-        """Since when somebody waits for it, and nobody was sent."""
+        """Since when a request has been held for it, with none sent meanwhile; None: none is."""
         self.last_used = 0
         self.heard_at = 0.0
-        """When its last load report was asked for."""
+        """When its last load report was requested."""
         self.lost_at = -inf
-        """When a connection of a request last broke, or was not made. Its process may be gone if nothing was heard
-        that was asked for since."""
+        """When a request's connection last broke or could not be made. If no load report was requested and answered
+        since, its process may be gone."""
         self.retired = False
         self.stalled = False
         self.blocks_seq: int | None = 0
-        """The last change of its prefix cache that is known, 0 if none is; None: it is not believed any more."""
+        """The last prefix cache change applied, 0 if none; None: its reports are not trusted any more."""
         self.blocks_estimated = False
         self.attempts: dict[Relay, None] = {}
         self.batch: dict[Relay, None] = {}
-        """Those of them that are batch work, the newest last; without any that was found unable to step aside."""
+        """Those that are batch work, newest last; without those found not to be preemptible."""
         self.batch_max = 1.0
-        """How many may be while urgent requests are about."""
+        """The share of its slots that batch work may hold while there are urgent requests."""
         self.mirrors: dict[Mirror, None] = {}
-        """Copies under way, the newest last. They are no load: any request may have the place of one."""
+        """Mirrored copies in flight, newest last. They do not count as load: any request may take the slot of one."""
         self.head_lines = http1.fields(
             (
                 (b"x-forebay-replica", replica.id.encode()),
@@ -148,24 +148,24 @@ class Link(View):
                 (b"x-forebay-model-revision", replica.revision.encode()),
             )
         )
-        """What the head of every answer says of it."""
+        """Response header lines that identify it."""
         meter.weigh(replica.weight)
 
     @property
     def live(self) -> bool:
-        """Whether requests may go there."""
+        """Whether it accepts requests."""
         return self.state in LIVE
 
     def plan(self, state: ReplicaState) -> None:
-        """Take over what control says of it."""
+        """Apply the state that control has planned for it."""
         self.planned = state
         self.state = effective_state(state, self.reported)
 
-    def heard(self, report: LoadReport, own: int) -> str:
-        """Take over its load report; `own` attempts were under way when it was asked. Returns what is wrong."""
+    def apply_report(self, report: LoadReport, own: int) -> str:
+        """Apply its load report; `own` attempts were in flight when it was requested. Returns the problem, or ""."""
         who = (report.replica, report.generation, report.model)
         if who != (self.id, self.generation, self.model):
-            self.unheard()
+            self.mark_unreachable()
             return f"expected {self.id} generation {self.generation} of {self.model}, found {who}"
         self.reported = report.state
         self.state = effective_state(self.planned, report.state)
@@ -176,14 +176,14 @@ class Link(View):
         return ""
 
     def replaced(self, report: LoadReport) -> bool:
-        """Whether another process now answers in its name, at its address: what was under way there is lost."""
+        """Whether another process now answers at its address under its identity: the attempts in flight are lost."""
         if (report.replica, report.generation) != (self.id, self.generation):
             return False
         before, self.process = self.process, report.process or self.process
         return before not in ("", self.process)
 
     def learn_room(self, report: LoadReport, gateways: int, now: float) -> None:
-        """See whether its engine is full; of the places that it has then each of the gateways takes its share."""
+        """See whether its engine is full; if so, each gateway takes its share of the slots that it really has."""
         kv_tokens = _figure(report.kv_total_tokens)
         learned = learned_room(
             self.filled, self.room, self.places, running=_figure(report.running), waiting=_figure(report.waiting),
@@ -195,34 +195,34 @@ class Link(View):
             self.meter.strained = self.awaited_at is None or now - self.awaited_at <= HOLD_S
 
     def drains(self) -> None:
-        """It has answered a request by saying that it stops: that counts more than a load report of just before."""
+        """It rejected a request because it is shutting down, which is newer than its last load report."""
         self.planned = ReplicaState.DRAINING
         self.state = effective_state(self.planned, self.reported)
 
     def broke_off(self, reason: str, now: float) -> None:
-        """An attempt broke off; `reason` is how its call failed, or the code of an error that it answered."""
+        """An attempt failed; `reason` is the kind of the call error, or the error code in the response."""
         if reason == "connect" or reason in RESTARTING:
-            self.unheard()
+            self.mark_unreachable()
         if reason in ("connect", "lost") or reason in RESTARTING:
             self.lost_at = now
         elif reason in GOING:
             self.drains()
 
-    def unheard(self) -> None:
-        """Nothing is known of it: no request goes there until it answers again."""
-        self.state = self.reported = UNHEARD
+    def mark_unreachable(self) -> None:
+        """Nothing is known of it: it gets no request until it answers again."""
+        self.state = self.reported = UNREACHABLE
         self.others = 0
         self.load = len(self.attempts)
 
     def retire(self) -> None:
-        """Control does not want it any more; attempts under way may finish."""
+        """Control has removed it; attempts in flight may finish."""
         self.retired = True
-        self.unheard()
+        self.mark_unreachable()
         if not self.attempts:
             self.pool.close()
 
-    def take(self, relay: "Relay", turn: int) -> None:
-        """An attempt begins."""
+    def begin_attempt(self, relay: "Relay", turn: int) -> None:
+        """An attempt starts."""
         self.attempts[relay] = None
         if relay.ticket.band == BATCH:
             self.batch[relay] = None
@@ -230,7 +230,7 @@ class Link(View):
         self.last_used = turn
         self.awaited_at = None
 
-    def give_back(self, relay: "Relay") -> bool:
+    def end_attempt(self, relay: "Relay") -> bool:
         """An attempt has ended. False if there was none."""
         if relay not in self.attempts:
             return False
@@ -244,7 +244,7 @@ class Link(View):
 
 
 class Served:
-    """One model: its routes, its replicas sorted by id, the requests that wait."""
+    """One model: its routes, its replicas sorted by id, its queue."""
 
     __slots__ = (
         "_judged_at",
@@ -268,43 +268,43 @@ class Served:
     def __init__(self, routes: ModelRoutes, account: Account) -> None:
         self.routes = routes
         self.split: Split | None = routes.split
-        """None: its replicas are all alike."""
+        """None: all replicas have the same revision."""
         self.account = account
         self.links: list[Link] = []
         self.leaving: list[Link] = []
-        """Those that control does not want any more, with attempts under way."""
+        """Replicas that control has removed, with attempts in flight."""
         self.pricing = Pricing(PrefixIndex())
         self.lengths = Lengths()
         self.running = [0] * len(Band)
-        """Attempts under way, by band."""
+        """Attempts in flight, by band."""
         self.urgent_at = float("-inf")
-        """When requests other than batch work were last known to be about."""
+        """When there last was a request in flight other than batch work."""
         self.troubled = False
-        """Whether the breaker of any replica may be other than closed."""
+        """Whether any replica's breaker may not be closed."""
         self.freed = False
-        """Whether an attempt has ended since those who wait were last gone through."""
+        """Whether an attempt has ended since the queue was last pumped."""
         self.pumping = False
-        """Whether somebody is just sending what waits."""
+        """Whether the queue is being pumped now: guards against recursion."""
         self.stay_s = 0.0
-        """How long all requests together were here that have ended."""
+        """Sum over all ended requests of their time in the gateway, in seconds."""
         self.homes = SessionHomes()
         self._judged_at = 0.0
         self.waiting: RequestQueue[Relay] = RequestQueue(routes.queue_max, routes.queue_timeout_s)
 
     def link(self, replica: Replica, pool: Pool) -> Link:
-        """A new start of a replica."""
+        """A new link to a replica."""
         who = (replica.id, replica.generation)
         for relay in (*self.waiting, *(each for link in self.links for each in link.attempts)):
-            if who in relay.tried:  # that was another process: a control that begins anew may count from 1 again
+            if who in relay.tried:  # another process: control without state counts generations from 1 again
                 relay.tried = tuple(each for each in relay.tried if each != who)
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
 
     def seen_by(self, band: Band, now: float) -> Sequence[View]:
-        """The replicas as they look to a request of this band where some of the work is batch.
+        """The replicas as seen by a request of this band while there is batch work.
 
-        To an urgent one as if no batch work were there, which steps aside; to batch work without what it has to leave
-        to urgent ones, if there were any of late.
+        An urgent request ignores batch work, which it can preempt; for batch work the slots reserved for urgent
+        requests are excluded, if there were any recently.
         """
         if band < BATCH:
             loads, rooms = [x.load - len(x.batch) for x in self.links], [x.room for x in self.links]
@@ -315,16 +315,16 @@ class Served:
             rooms = [min(x.room, batch_room(x.places, len(x.batch), x.batch_max)) for x in self.links]
         return [Seen(x, load, room) for x, load, room in zip(self.links, loads, rooms, strict=True)]
 
-    def taken(self) -> list[tuple[str, int]]:
-        """Replicas, as (id, generation), where an urgent request would queue although batch work steps aside."""
+    def full_for_urgent(self) -> list[tuple[str, int]]:
+        """Replicas, as (id, generation), where an urgent request would queue even after preempting batch work."""
         return [(x.id, x.generation) for x in self.links if x.load - len(x.batch) >= x.places]
 
-    def heard(self, link: Link, report: LoadReport, own: int, asked_at: float, now: float) -> str:
-        """Take over a load report; `own` attempts were under way when it was asked. Returns what is wrong."""
+    def apply_report(self, link: Link, report: LoadReport, own: int, asked_at: float, now: float) -> str:
+        """Apply a load report; `own` attempts were in flight when it was requested. Returns the problem, or ""."""
         was_live = link.live
         if not was_live and link.lost_at >= asked_at:
-            return ""  # it may have been sent before its sender died
-        problem = link.heard(report, own)
+            return ""  # it may have been sent before the process died
+        problem = link.apply_report(report, own)
         if link.live and not was_live:
             link.breaker.ready(now)
         stalled, link.stalled = link.stalled, report.stalled_s > STALL_S
@@ -336,7 +336,7 @@ class Served:
             link.learn_room(report, self.pricing.gateways, now)
         if not problem and not link.retired:
             lengths, kv_tokens = self.lengths, _figure(report.kv_total_tokens)
-            # an engine counts waiting sequences, not their tokens: each is taken for a usual prompt
+            # an engine reports waiting sequences, not their tokens: each is assumed to have a typical prompt
             queue_tokens = round(_figure(report.waiting) * lengths.prompt_tokens)
             kv_share = _figure(report.kv_used_tokens) / kv_tokens if kv_tokens else 0.0
             link.meter.report(queue_tokens, kv_share, self.pricing.gateways)
@@ -344,8 +344,8 @@ class Served:
                 self.pricing.index.resize(link.meter.mask, kv_tokens // lengths.tokens(BLOCK_BYTES))
         return problem
 
-    def heard_blocks(self, link: Link, news: BlockNews, now: float) -> str:
-        """Take over what has changed in its prefix cache. Returns what is wrong; then it is never believed again."""
+    def apply_blocks(self, link: Link, news: BlockNews, now: float) -> str:
+        """Apply prefix cache changes. Returns the problem, or ""; after one its reports are never trusted again."""
         if link.retired or link.blocks_seq is None:
             return ""
         problem = flaw(news, link.blocks_seq)
@@ -357,24 +357,25 @@ class Served:
         return ""
 
     def doubt_lost(self, tried: Collection[tuple[str, int]]) -> bool:
-        """Whether any of those that a request `tried`, as (id, generation), may be dead without being known to be.
+        """Whether any replica that a request `tried`, as (id, generation), may be dead without that being known yet.
 
-        Nothing goes there until it is known: a request that breaks connections is told apart from replicas that died.
+        Such replicas get nothing until it is: a request that breaks connections must not be mistaken for dead
+        replicas.
         """
         doubtful = [x for x in self.links if x.live and x.lost_at > x.heard_at and (x.id, x.generation) in tried]
         for link in doubtful:
-            link.unheard()
+            link.mark_unreachable()
         return bool(doubtful)
 
     def doubt_blocks(self, link: Link) -> None:
-        """Believe nothing that it says of its prefix cache any more: only what is sent there counts."""
+        """Stop trusting its prefix cache reports: only what this gateway sends there is counted."""
         link.blocks_seq = None
         if not link.retired:
             self.pricing.index.leave(link.meter.mask)
             link.meter.mask = self.pricing.index.join()
 
     def source(self, link: Link, ask: Ask | None, hit_tokens: int) -> str:
-        """How it is known that so much of a prompt is held there, a `Source`; empty if nothing is."""
+        """How it is known that this part of a prompt is cached there, a `Source`; empty if nothing is."""
         if not hit_tokens or ask is None or not ask.blocks:
             return ""
         depth = min(len(ask.blocks), max(1, hit_tokens // ask.block_tokens))
@@ -382,8 +383,8 @@ class Served:
             return Source.PREDICTED
         return Source.ESTIMATED if link.blocks_estimated else Source.EXACT
 
-    def look_again(self, now: float) -> None:
-        """Take the time into account: speeds and prices, handicaps, who is slow. To be done a few times a second."""
+    def refresh(self, now: float) -> None:
+        """Update what depends on time: speeds, prices, handicaps, slow replicas. Call this a few times a second."""
         live = [link for link in self.links if link.live]
         self.homes.look(self.links)
         self.pricing.refresh([link.meter for link in live], now)
@@ -403,23 +404,23 @@ class Served:
                     link.batch_max = batch_max(link.places, link.pace.line(now), urgent, most)
         handicaps = [link.breaker.handicap(now) for link in live]
         for link, handicap in zip(live, handicaps, strict=True):
-            link.meter.handicap = handicap / min(handicaps)  # where all have just come, nobody is behind the others
+            link.meter.handicap = handicap / min(handicaps)  # relative: if all just started, none is behind
         if any(self.running[:BATCH]):
             self.urgent_at = now
 
-    def unheard(self, link: Link) -> None:
+    def mark_unreachable(self, link: Link) -> None:
         """Its last report is too old."""
-        link.unheard()
+        link.mark_unreachable()
         link.meter.report(None, link.meter.kv_share, self.pricing.gateways)
 
     def unlink(self, link: Link) -> None:
-        """Control does not want it any more; attempts under way may finish."""
+        """Control has removed it; attempts in flight may finish."""
         link.retire()
         self.pricing.index.leave(link.meter.mask)
         self.leaving = [each for each in (*self.leaving, link) if each.attempts]
 
     def update(self, routes: ModelRoutes) -> None:
-        """Take over what control says."""
+        """Apply new routes."""
         self.routes = routes
         self.split = routes.split
         self.waiting.size_max = routes.queue_max
@@ -427,19 +428,19 @@ class Served:
 
     @property
     def in_flight(self) -> int:
-        """Attempts under way, also those at replicas that control does not want any more."""
+        """Attempts in flight, including those at removed replicas."""
         return sum(len(link.attempts) for link in (*self.links, *self.leaving))
 
     @property
     def ready(self) -> bool:
-        """Whether any replica takes requests."""
+        """Whether any replica accepts requests."""
         return any(link.live for link in self.links)
 
     @property
     def serves(self) -> bool:
-        """Whether requests are answered, be it after the start of a replica."""
+        """Whether requests are answered, possibly only after a replica has started on demand."""
         return self.routes.on_demand or self.ready
 
 
-def _figure(told: int) -> int:
-    return min(max(0, told), FIGURE_MAX)
+def _figure(reported: int) -> int:
+    return min(max(0, reported), FIGURE_MAX)

@@ -1,7 +1,7 @@
-"""Hedged requests: what is short and has no side effects is sent to a second replica when the first one is late.
+"""Hedged requests: short, side-effect-free requests go to a second replica when the first one is late.
 
-Dean and Barroso, "The Tail at Scale" (CACM 2013). The first head decides; the other attempt is cancelled. Hedges draw
-on the budget of retries, and go only where nobody waits.
+Dean and Barroso, "The Tail at Scale" (CACM 2013). The first response head wins; the other attempt is cancelled.
+Hedges draw on the retry budget, and are sent only while the queue is empty.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route
 from forebay.gateway.relay import Relay
-from forebay.gateway.tensor.answers import turned_away
+from forebay.gateway.tensor.answers import is_retryable
 from forebay.net.client import CallError, Header
 from forebay.wire.records import Attempt
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from forebay.gateway.gateway import Gateway
 
 HEDGED: Final = "hedged"
-"""Outcome of an attempt that was not needed any more."""
+"""Outcome of an attempt that was cancelled because the other one won."""
 
 
 class Hedge(Relay):
-    """The second attempt of `first`, which is under way at `link`. After it has won, it only hands on."""
+    """The second attempt of `first`, which is in flight at `link`. Once it has won, it only forwards to `first`."""
 
     def __init__(self, first: Relay, link: "Link") -> None:
         ticket, began = first.ticket, first.began
@@ -39,14 +39,14 @@ class Hedge(Relay):
 
     @property
     def yields(self) -> bool:
-        """An urgent request takes the place of the first attempt."""
+        """Urgent requests preempt the first attempt instead."""
         return False
 
     def waited(self, now: float) -> None:
-        """The request has waited once, for its first attempt."""
+        """Queue time is counted once, for the first attempt."""
 
-    def change_places(self) -> None:
-        """This attempt becomes that of `first`, and the other way round."""
+    def swap(self) -> None:
+        """Swap the attempts of this relay and `first`."""
         first = self.first
         for each, other in ((self, first), (first, self)):
             assert each.link is not None
@@ -58,16 +58,16 @@ class Hedge(Relay):
         self.route, first.route = first.route, self.route
         self.since, first.since = first.since, self.since
         first.candidates, first.report_age_s, first.hit = self.candidates, self.report_age_s, self.hit
-        self.trade_call(first)
+        self.swap_calls(first)
         first.tried = self.tried
 
     def replica_lost(self) -> None:
-        """Its replica has been silent for too long: the first attempt goes on alone."""
+        """Its replica has not responded for too long: the first attempt continues alone."""
         self._failed("lost")
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         first = self.first
-        if turned_away(status, headers) or status >= 500:
+        if is_retryable(status, headers) or status >= 500:
             outcome = Outcome.NEUTRAL if status == 503 else Outcome.FAILED
             first.gateway.hedged(first, won=False, reason=str(status), outcome=outcome)
             return
@@ -85,11 +85,11 @@ class Hedge(Relay):
 
 
 def begin_hedge(gateway: "Gateway", relay: Relay) -> None:
-    """Its answer is late: let another replica work on it too, if one is idle and the budget allows it."""
+    """Its response is late: try a second replica too, if it has room and the budget allows."""
     served, link = relay.served, relay.link
     if link is None or relay not in link.attempts or not relay.unanswered or served.waiting:
         return
-    if relay.exchange.started:  # a replica has answered with a stream, which only this relay can go on with
+    if relay.exchange.started:  # a replica is already streaming, and only this relay can resume that
         return
     hedge = Hedge(relay, link)
     choice = gateway.choose(hedge)
@@ -99,19 +99,19 @@ def begin_hedge(gateway: "Gateway", relay: Relay) -> None:
 
 
 def end_hedge(gateway: "Gateway", relay: Relay, won: bool, reason: str, outcome: Outcome) -> None:
-    """Drop the first attempt if the hedge has `won`, else the hedge; `reason` and `outcome` are the dropped one's."""
+    """Drop the first attempt if the hedge `won`, else the hedge; `reason` and `outcome` are the dropped one's."""
     hedge, now = relay.hedge, gateway.now()
     assert hedge is not None
     relay.hedge = None
     relay.served.account.hedged("won" if won else "lost").inc()
     if won:
-        hedge.change_places()
+        hedge.swap()
     link = hedge.link
     assert link is not None
-    if won:  # it would have taken at least so long
+    if won:  # a lower bound: the response would have taken at least this long
         link.breaker.brown_out.note_ttft(now - hedge.since, now)
     elif reason != HEDGED:
         relay.tried = (*relay.tried, (link.id, link.generation))
     relay.attempts += (Attempt(link.id, hedge.why, reason, now - hedge.since),)
     hedge.give_up()
-    gateway.take_back(hedge, outcome, now)
+    gateway.end_attempt(hedge, outcome, now)

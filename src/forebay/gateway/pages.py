@@ -1,4 +1,4 @@
-"""What the gateway answers itself: models, health, metrics, the description of its API."""
+"""Endpoints that the gateway answers itself: models, health, metrics, its OpenAPI document."""
 
 import asyncio
 import os
@@ -42,14 +42,14 @@ REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("
 MODEL_GAUGES: Final = ("queue_depth", "in_flight")
 TENANTS: Final = b"|".join((PREFIX + row.name).encode() for row in TABLE if "tenant" in row.labels)
 NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENANTS, re.MULTILINE)
-"""Lines of an exposition that are nobody's business but the operator's."""
+"""Lines of a metrics exposition that are for the operator only."""
 ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 WHOSE: Final = "gateway"
-"""The label of every metric on the public page."""
+"""The label that every metric on the public page gets."""
 
 
 class Pages:
-    """The handlers of the public and of the private listener. Scrapes of peers run in tasks of `group`."""
+    """Handlers of the public and of the private listener. Scrapes of peers run in tasks of `group`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Pages:
         metrics.gauge("build_info", __version__, "gateway").set(1)
 
     def handle(self, exchange: Exchange) -> None:
-        """Serve a request of the public listener."""
+        """Handle a request of the public listener."""
         endpoint = ENDPOINTS.get(exchange.target) or _find(exchange)
         if self._cors is not None and self._cors.answers(exchange):
             return
@@ -84,16 +84,16 @@ class Pages:
             self._gateway.handle(exchange, endpoint)
 
     def wants_body(self, exchange: Exchange) -> bool:
-        """Whether a request of the public listener is worth reading to its end: work, of somebody with a good key."""
+        """Whether to read the body of a public request: only inference requests with a valid key are worth it."""
         if exchange.method != b"POST" or _find(exchange) is None:
             return False
-        doorman = self._gateway.doorman
-        if doorman is None:
+        access = self._gateway.access
+        if access is None:
             return True
-        return not isinstance(doorman.identify(credential(exchange.header), self._gateway.now()), Denied)
+        return not isinstance(access.identify(credential(exchange.header), self._gateway.now()), Denied)
 
     def handle_private(self, exchange: Exchange) -> None:
-        """Serve a request of control or of a peer: this very process' health and its own metrics."""
+        """Handle a request of control or of a peer: this process's own health, metrics and load."""
         if exchange.path == "/metrics" and exchange.method == b"GET":
             exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self.render())
         elif exchange.path == "/livez" and exchange.method == b"GET":
@@ -102,13 +102,13 @@ class Pages:
             _json(exchange, 200, pressure(self._gateway, self._metrics))
         elif exchange.path == "/observations" and exchange.method == b"GET":
             _json(exchange, 200, self._gateway.observations.asked(exchange.target))
-        elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.doorman is not None:
-            exchange.respond(200, [http1.JSON], msgspec.json.encode(self._gateway.doorman.demand()))
+        elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.access is not None:
+            exchange.respond(200, [http1.JSON], msgspec.json.encode(self._gateway.access.demand()))
         else:
             self._gateway.refuse(exchange, Refusal(Code.NOT_FOUND))
 
     def render(self) -> bytes:
-        """This process' metrics, after its gauges have been set."""
+        """This process's metrics, after updating its gauges."""
         metrics = self._metrics
         metrics.gauge("open_connections").set(self.public.connections if self.public else 0)
         shown: set[tuple[str, ...]] = set()
@@ -173,7 +173,7 @@ class Pages:
                 self._gateway.refuse(exchange, Refusal(Code.MODEL_NOT_FOUND, text, "model"))
 
     def _protocol(self, exchange: Exchange, path: str) -> None:
-        """Answer what the Open Inference Protocol asks of a server."""
+        """Answer the server and model metadata endpoints of the Open Inference Protocol."""
         try:
             ready = not self.draining and not self.missing()
             exchange.respond(*protocol.answer(exchange, path, self._tensor_models, ready=ready))
@@ -182,7 +182,7 @@ class Pages:
             self._gateway.refuse(exchange, refusal, b"", *allow)
 
     def _tensor_models(self, exchange: Exchange) -> dict[str, bool]:
-        """The tensor models that whoever asks may use, and whether they are ready. Raises `Refusal`."""
+        """The tensor models that the caller may use, and whether they are ready. Raises `Refusal`."""
         allowed = self._allowed(exchange)
         if isinstance(allowed, Refusal):
             raise allowed
@@ -194,23 +194,23 @@ class Pages:
         }
 
     def _allowed(self, exchange: Exchange) -> dict[str, tuple[str, ...]] | Refusal:
-        """The names that whoever asks may use, with the models that they may lead to."""
-        doorman = self._gateway.doorman
+        """The names that the caller may use, with the models that each may resolve to."""
+        access = self._gateway.access
         names = {**{name: (name,) for name in self._gateway.served}, **self._gateway.dispatcher.names}
-        if doorman is None:
+        if access is None:
             return names
-        caller = doorman.identify(credential(exchange.header), self._gateway.now())
+        caller = access.identify(credential(exchange.header), self._gateway.now())
         if isinstance(caller, Denied):
             return DeniedRefusal(caller)
         return {name: models for name, models in names.items() if any(map(caller.tenant.may_use, models))}
 
     def _tell(self, exchange: Exchange, value: Any) -> None:
-        """Answer as all of OpenAI's API is answered: with the id of the request."""
+        """Answer with JSON and the request id, as OpenAI's API does."""
         headers = [http1.JSON, *id_headers(self._gateway.id_of(exchange))]
         exchange.respond(200, headers, msgspec.json.encode(value))
 
     def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:
-        """What OpenAI's API says of a model, and what Anthropic's does."""
+        """A model in the format of OpenAI's API and of Anthropic's."""
         since = datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         shown: dict[str, str | int] = {
             "id": name, "object": "model", "created": self._created, "owned_by": "forebay",
@@ -244,7 +244,7 @@ class Pages:
         self._group.create_task(self._scrape_all(exchange, others))
 
     async def _scrape_all(self, exchange: Exchange, others: Mapping[str, Endpoint]) -> None:
-        """Answer with what all processes say that answer in time."""
+        """Answer with the metrics of all processes that answer in time."""
         try:
             texts = await asyncio.gather(*map(self._ask, others.values()))
             self._show(exchange, {id: text for id, text in zip(others, texts, strict=True) if text})
@@ -256,7 +256,7 @@ class Pages:
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], NAMES_TENANTS.sub(b"", everything))
 
     async def _ask(self, peer: Endpoint) -> str:
-        """Its metrics; nothing where it does not answer, or with something else."""
+        """A peer's metrics; empty if it does not answer, or not with valid metrics."""
         page = await fetch_once(peer.host, peer.port, b"/metrics", PEER_TIMEOUT_S)
         try:
             text = "" if isinstance(page, NoAnswer) else page.decode()
@@ -267,17 +267,18 @@ class Pages:
 
 
 def _find(exchange: Exchange) -> endpoints.Endpoint | None:
-    """What serves a request, if replicas do. A target with a host in it, as for a proxy, becomes one without."""
+    """The replica endpoint of a request, if any. A target in absolute form, as sent to proxies, is rewritten to a
+    path."""
     target = exchange.target
     absolute = None if target.startswith(b"/") else ABSOLUTE.match(target)
-    if absolute is not None:  # a server has to take these (RFC 9112, 3.2.2)
+    if absolute is not None:  # servers must accept these (RFC 9112, 3.2.2)
         path = target[absolute.end() :]
         exchange.target = target = path if path.startswith(b"/") else b"/" + path
     return ENDPOINTS.get(target.partition(b"?")[0]) or tensor.find(exchange)
 
 
 def peers(spec: GatewaySpec) -> dict[str, Endpoint]:
-    """Where the cluster's other gateway processes listen for each other, by id; those that are gone are left out."""
+    """Private endpoints of the cluster's other gateway processes, by id; without those that are gone."""
     found = {}
     for path in sorted(Path(spec.peers_dir).glob("*.json")):
         if path.stem != spec.id and (endpoint := running(path)) is not None:
@@ -286,11 +287,11 @@ def peers(spec: GatewaySpec) -> dict[str, Endpoint]:
 
 
 def running(path: Path) -> Endpoint | None:
-    """What a gateway process has written to `path`; None if that process is gone."""
+    """The endpoint that a gateway process published at `path`; None if the process is gone."""
     try:
         endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
         os.kill(endpoint.pid, 0)
-    except (OSError, OverflowError, *UNREADABLE):  # the second: a number that is no process id
+    except (OSError, OverflowError, *UNREADABLE):  # OverflowError: a number that is no process id
         return None
     return endpoint
 
@@ -304,7 +305,7 @@ def write(path: Path, endpoint: Endpoint) -> None:
 
 
 def withdraw(path: Path) -> None:
-    """Remove this process' endpoint; one that a successor has written in the meantime stays."""
+    """Remove this process's endpoint, unless a successor has written its own meanwhile."""
     try:
         endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
     except (OSError, *UNREADABLE):

@@ -1,4 +1,4 @@
-"""What the gateway learns by asking again and again: the snapshot file, the replicas' load reports."""
+"""What the gateway learns by polling: the snapshot file, the replicas' load reports."""
 
 import asyncio
 import os
@@ -20,11 +20,11 @@ from forebay.wire.documents import UNREADABLE
 
 LOAD: Final = b"/load"
 REPORT_BYTES_MAX: Final = 256 * 1024
-"""Twice what the most blocks that a load report may name need."""
+"""Twice what a load report with the maximum number of blocks takes."""
 
 
 class Fleet:
-    """Keeps the gateway's replicas like the snapshot says, and each one's load fresh, in tasks of `group`."""
+    """Keeps the gateway's replicas in line with the snapshot, and polls each one's load, in tasks of `group`."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Fleet:
         self._complaint = ""
         self._watching: set[asyncio.Task[None]] = set()
         self.outbox = outbox or Outbox(asyncio.get_running_loop())
-        """What goes to replicas in a round leaves with what goes to clients."""
+        """Upstream writes are flushed together with writes to clients, once per iteration of the loop."""
         gateway.look = self.look
 
     def look(self) -> None:
-        """Take over the snapshot if it is another one than last time; a missing or broken one changes nothing."""
-        path, complaint = self._spec.snapshot_path, ""  # a plain string: this happens all the time
+        """Load the snapshot if it has changed; a missing or invalid one changes nothing."""
+        path, complaint = self._spec.snapshot_path, ""  # a plain string, not a Path: this runs very often
         try:
             stat = os.stat(path)
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
@@ -62,15 +62,15 @@ class Fleet:
             current = self._gateway.snapshot
             self._seen, known = seen, current.epoch if current is not None else 0
             if snapshot.epoch < known:
-                complaint = f"it is of epoch {snapshot.epoch}, and that of {known} is known"
+                complaint = f"its epoch {snapshot.epoch} is older than the known epoch {known}"
             else:
                 self._apply(snapshot)
         if complaint and complaint != self._complaint:
-            self._log.warning("snapshot of no use, going on with the last one", path=path, problem=complaint)
+            self._log.warning("snapshot unusable, keeping the last one", path=path, problem=complaint)
         self._complaint = complaint
 
     def close(self) -> None:
-        """Let go of every replica; attempts under way fail."""
+        """Close the connections to all replicas; attempts in flight fail."""
         for task in list(self._watching):
             task.cancel()
         for served in self._gateway.served.values():
@@ -95,7 +95,7 @@ class Fleet:
             self._relink(served, routes)
             gateway.pump(served)
         gateway.dispatcher.take_over(snapshot)
-        self._log.info("snapshot taken over", version=snapshot.version, models=len(snapshot.models))
+        self._log.info("snapshot loaded", version=snapshot.version, models=len(snapshot.models))
 
     def _relink(self, served: Served, routes: ModelRoutes) -> None:
         known = {(link.id, link.generation, link.host, link.port): link for link in served.links}
@@ -113,8 +113,8 @@ class Fleet:
             served.unlink(gone)
 
     def _link(self, served: Served, replica: Replica) -> Link:
-        whom = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
-        pool = Pool(replica.host, replica.port, self._group, greeting=whom, outbox=self.outbox)
+        identity = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
+        pool = Pool(replica.host, replica.port, self._group, greeting=identity, outbox=self.outbox)
         link = served.link(replica, pool)
         task = self._group.create_task(self._watch(link, served))
         self._watching.add(task)
@@ -122,9 +122,10 @@ class Fleet:
         return link
 
     def _replace(self, link: Link, served: Served) -> None:
-        """Another process answers in its name: what was under way at the one before may go to this one, too."""
-        self._log.warning("replica was replaced unheard", replica=link.id, generation=link.generation)
-        served.unheard(link)
+        """Another process answers under its identity: attempts in flight at the old process may be retried at this
+        one."""
+        self._log.warning("replica process was replaced", replica=link.id, generation=link.generation)
+        served.mark_unreachable(link)
         _lose(link)
         if link in served.links:
             own = next(replica for replica in served.routes.replicas if replica.id == link.id)
@@ -132,7 +133,7 @@ class Fleet:
             served.unlink(link)
 
     async def _watch(self, link: Link, served: Served) -> None:
-        """Ask a replica for its load, for as long as it is wanted or has attempts under way."""
+        """Poll a replica's load for as long as it is in the snapshot or has attempts in flight."""
         pool = Pool(link.host, link.port, self._group, connect_timeout_s=self._spec.replica_timeout_s, idle_max=1)
         try:
             await self._poll(link, served, pool)
@@ -153,18 +154,18 @@ class Fleet:
                 self._replace(link, served)
                 return
             if report is not None:
-                problem = served.heard(link, report, own, asked_at, now())
+                problem = served.apply_report(link, report, own, asked_at, now())
                 if not problem:
                     heard_at = now()
-                lost = now() - heard_at >= spec.replica_timeout_s  # another one at its address is no sign of it
+                lost = now() - heard_at >= spec.replica_timeout_s  # another identity is no sign of life
                 if report.blocks is not None and not problem:
-                    self._doubts(link, served.heard_blocks(link, report.blocks, now()))
+                    self._doubts(link, served.apply_blocks(link, report.blocks, now()))
             else:
                 answered = not isinstance(body, NoAnswer) or body.too_large
-                if answered and target != LOAD:  # without the blocks it may make sense
+                if answered and target != LOAD:  # without the blocks the report may be readable
                     served.doubt_blocks(link)
-                    self._doubts(link, "it cannot be read")
-                served.unheard(link)
+                    self._doubts(link, "unreadable")
+                served.mark_unreachable(link)
                 lost = now() - heard_at >= spec.replica_timeout_s
             if lost:
                 problem = f"no load report for {spec.replica_timeout_s:g} s"
@@ -182,14 +183,14 @@ class Fleet:
 
 
 def _lose(link: Link) -> None:
-    """End all attempts that are under way there."""
+    """Fail all attempts in flight there."""
     for relay in list(link.attempts):
-        if relay in link.attempts:  # the end of one may end another
+        if relay in link.attempts:  # ending one may end another
             relay.replica_lost()
 
 
 def _target(link: Link, served: Served) -> bytes:
-    """What to ask a replica for: its load, and where routing looks at prompts, what its prefix cache holds."""
+    """Path to poll: the load, and the prefix cache changes where routing uses prompts."""
     routes, seq = served.routes, link.blocks_seq
     if seq is None or routes.task is not Task.CHAT or routes.policy in COUNTING:
         return LOAD

@@ -1,7 +1,8 @@
-"""One request on its way: waiting, tried on a replica, answered. It ends, and is accounted for, exactly once.
+"""One request from queue to response. It ends, and is accounted for, exactly once.
 
-When a replica is lost before anything was sent, the request is tried elsewhere. When it is lost in the middle of a
-stream, another replica gets the request and the text that the client already has, and goes on from there.
+If the replica is lost before anything was sent to the client, the request is retried elsewhere. If it is lost in the
+middle of a stream, another replica gets the request plus the text that the client already has, and continues from
+there.
 """
 
 import asyncio
@@ -14,10 +15,10 @@ from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route
-from forebay.gateway.account import CLIENT_CLOSED, OK, UNTOLD, Tokens, begun, usage
-from forebay.gateway.dispatch.stepping_in import step_back
-from forebay.gateway.records.told import head_lines, refusal_headers
-from forebay.gateway.tensor.answers import CODES, code_in, code_of, comes_whole, turned_away
+from forebay.gateway.account import CLIENT_CLOSED, OK, UNREPORTED, Tokens, begun, usage
+from forebay.gateway.dispatch.fallback import step_back
+from forebay.gateway.records.entries import head_lines, refusal_headers
+from forebay.gateway.tensor.answers import CODES, code_in, code_of, has_length, is_retryable
 from forebay.net.client import Call, CallError, Header
 from forebay.net.server import Exchange
 from forebay.wire import http1
@@ -36,77 +37,77 @@ if TYPE_CHECKING:
 
 USAGE: Final = b"x-forebay-usage"
 ERROR: Final = b"x-forebay-error"
-"""Trailer of a stream that a worker cannot finish: the error code. Its value decides whether it goes on elsewhere."""
+"""Trailer of a stream that a worker cannot finish: the error code, which decides whether another one resumes it."""
 CONTINUE: Final = b"\r\nx-forebay-continue: %b\r\ncontent-length: %d\r\n\r\n"
 OBJECT_ENDS: Final = (b"}", b"}\n")
-"""How every whole answer ends: all of them are JSON objects."""
+"""How every complete response body ends: all of them are JSON objects."""
 LENGTH: Final = b"\r\ncontent-length: "
 RESUMABLE: Final = b"x-forebay-resumable"
-"""Header `0` of a stream that no other replica could go on with."""
+"""Header with the value `0` on a stream that no other replica could resume."""
 NOT_RELAYED: Final = frozenset(
     {
         b"connection", b"content-length", b"date", b"keep-alive", b"proxy-connection", b"te", b"trailer",
         b"transfer-encoding", b"upgrade", b"x-forebay-retryable", b"x-request-id", RESUMABLE, USAGE,
     }
 )  # fmt: skip
-WAITING: Final = 0  # one by one: only so does compiled code have them for constants
+WAITING: Final = 0  # assigned one by one: only then does mypyc treat them as constants
 WHOLE: Final = 1
 EVENTS: Final = 2
 BYTES: Final = 3
 RETRY: Final = 4
 FAILED: Final = 5
-"""How the answer is handled: none yet, buffered, as events, as bytes because it is too large, thrown away because
-the replica is to be replaced, thrown away because it ends the stream that it was to continue."""
+"""How the response is handled: not started, buffered, as SSE events, as bytes because it is too large, discarded
+because the request will be retried, discarded because it does not continue the broken stream."""
 
 TAIL_S: Final = 5.0
-"""So long after its client has left, the token counts of a complete stream are waited for."""
+"""How long to wait for the token counts of a complete stream after its client has disconnected."""
 ENDED: Final = -1
-"""Mark of an attempt that its breaker has heard of already."""
+"""Mark of an attempt whose outcome its breaker already has."""
 
 
 class Relay:
-    """An exchange and its attempts; the sink of the attempt that is under way."""
+    """A client's exchange and its upstream attempts; the sink of the current attempt."""
 
-    # what most requests never change stays on the class: less to set for each of them
+    # defaults that most requests never change stay on the class: fewer assignments per request
     link: "Link | None" = None
     queued_s = 0.0
-    """How long it has waited for its attempts, all together."""
+    """Total time spent queued before its attempts, in seconds."""
     free_at = 0.0
-    """When its last attempt ended, or its last wait; 0: it had none."""
+    """When its last attempt or its last wait ended; 0: neither has."""
     problem: Refusal | None = None
-    """What its last attempt failed of."""
+    """Why its last attempt failed."""
     instead: tuple[Refusal, int] | None = None
-    """What it would have been refused with, had no other model stepped in, and when to come back."""
+    """The error it would have got if no fallback model had taken over, and its retry-after in seconds."""
     retries = 0
     tried: tuple[tuple[str, int], ...] = ()
     first_at = 0.0
-    usage: Tokens = UNTOLD
-    begun: Tokens = UNTOLD
-    """What a worker said of the prompt when its stream began."""
+    usage: Tokens = UNREPORTED
+    begun: Tokens = UNREPORTED
+    """The token counts that a worker reported when its stream began."""
     ask: Ask | None = None
     attempts: tuple[Attempt, ...] = ()
     route: Route | None = None
     charge: Charge | None = None
     chosen: Chosen | None = None
     asked = ""
-    """The name in the request, if another one serves it."""
+    """The model name in the request, if a different model serves it."""
     revision = ""
-    """Only replicas of this one may serve it."""
+    """Only replicas of this revision may serve it; empty: any."""
     streams = False
     session = b""
-    """One that its client is given with the answer, to come back with."""
-    limit = 0  # tokens of the longest answer that its client wants, if it names one
+    """A new session id, sent to the client as a cookie."""
+    limit = 0  # max tokens over all choices; 0: the client set no limit
     prompt_bytes = 1
     text_bytes = 1
-    """Those of them that tokens are estimated by."""
+    """Bytes of the prompt that token estimates are based on."""
     since = 0.0
     mark = 0
-    gave_way = False
+    preempted = False
     client = ""
     plain = False
-    """Its answers are no events and need not be JSON: they are passed on as they come."""
+    """Responses are not SSE and need not be JSON: they are passed through."""
     once = False
-    """It must not be tried again."""
+    """It must not be retried."""
     admitted: "Admitted | None" = None
     report_age_s = 0.0
     hit = ""
@@ -114,7 +115,7 @@ class Relay:
     resumes = 0
     stuck = 0
     hedge_after_s = 0.0
-    """When a second replica is asked too; 0: never."""
+    """Delay after which a hedge is sent to a second replica, in seconds; 0: never."""
     timer: "TimerHandle | None" = None
     hedge: "Hedge | None" = None
     side: "Side | None" = None
@@ -123,11 +124,11 @@ class Relay:
     _mode = WAITING
     _over = False
     _heard = False
-    """Whether an event of the attempt has come."""
+    """Whether the current attempt has delivered an event."""
     _status = 0
     _size = 0
     _error = ""
-    _lines = b""  # for the head of its answer: made when a replica's is there, as no first event should wait for them
+    _lines = b""  # response header lines, built with the replica's head so as not to delay the first event
     _body: list[bytes]
 
     def __init__(
@@ -152,16 +153,16 @@ class Relay:
         exchange.on_disconnect = self.client_gone
 
     def run_on(self, link: "Link") -> None:
-        """Try it on a replica."""
-        if self.attempts:  # what the last one said of itself is not said of this one
-            self.usage, self._error = UNTOLD, ""
+        """Start an attempt on a replica."""
+        if self.attempts:  # token counts and errors of the last attempt do not apply to this one
+            self.usage, self._error = UNREPORTED, ""
         self.link = link
         self._mode = WAITING
         self._size = 0
         self._call = link.pool.call(self._continuation() if self.exchange.started else self.request, self)
 
     def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
-        """Answer with an error."""
+        """End it with an error response."""
         if self.exchange.started:
             self._interrupted(refusal.text if refusal.code is Code.STREAM_INTERRUPTED else "")
             return
@@ -173,11 +174,11 @@ class Relay:
         self._end(refusal.code.value, status)
 
     def client_gone(self) -> None:
-        """The client closed its connection: stop the work on its answer."""
+        """The client disconnected: cancel the work on its response."""
         call = self._call
         if call is not None:
             if self._transcript is not None and ended(last_data(self._transcript.last)):
-                # it has everything; only the token counts are still on their way
+                # it has the whole response; only the token counts are still to come
                 call.resume()
                 self.timer = asyncio.get_running_loop().call_later(TAIL_S, self.replica_lost)
                 return
@@ -185,73 +186,73 @@ class Relay:
         self._end(CLIENT_CLOSED, 499)
 
     def replica_lost(self) -> None:
-        """The replica has been silent for too long."""
+        """The replica has not responded for too long."""
         if self._call is not None:
             self._call.cancel()
         self.on_error(CallError("lost", True, "The replica does not answer any more."))
 
     @property
     def band(self) -> Band:
-        """How urgent it is."""
+        """Its priority band."""
         return self.ticket.band
 
     @property
     def yields(self) -> bool:
-        """Whether its attempt may be stopped for a more urgent request: see `core.admission.RunningTicket`."""
+        """Whether its attempt may be preempted by a more urgent request: see `core.admission.RunningTicket`."""
         if not self.exchange.started:
-            return self.ticket.band == Band.BATCH or not self.gave_way
+            return self.ticket.band == Band.BATCH or not self.preempted
         return self.ticket.band == Band.BATCH and self._transcript is not None and self._transcript.resumable
 
-    def wait_on(self, until: float) -> None:
-        """It had its place: it may wait anew, but past what its client has named only if its answer has begun."""
+    def extend_wait(self, until: float) -> None:
+        """Extend its queue timeout after an attempt; past the client's deadline only if the response has begun."""
         ticket = self.ticket
         self.ticket = ticket.until(max(ticket.deadline, until if self.exchange.started else min(until, ticket.last)))
 
     @property
     def why(self) -> str:
-        """Why the last attempt went where it went."""
+        """Why the last attempt went to its replica."""
         if self.route is None:
             return ""
         return self.route.why if self.side is None else self.route.why + self.side.note
 
     @property
     def as_stream(self) -> bool:
-        """Whether its answer comes as a stream."""
+        """Whether its response is a stream."""
         return self._transcript is not None
 
     @property
     def events(self) -> tuple[int, int]:
-        """Events that the client was sent, and how many of them had text."""
+        """Events sent to the client, and how many of them had text."""
         return (self._transcript.events, self._transcript.content_events) if self._transcript is not None else (0, 0)
 
     @property
-    def told(self) -> tuple[int, int, int] | None:
-        """Tokens by the worker's count; None if it has told none."""
+    def reported(self) -> tuple[int, int, int] | None:
+        """Prompt, completion and cached tokens as the worker counted them; None if it reported none."""
         prompt, completion, cached = self.usage
-        known = prompt or completion or (self.plain and cached is not None)  # what is no text has no tokens
+        known = prompt or completion or (self.plain and cached is not None)  # input that is not text has no tokens
         return (prompt, completion, cached or 0) if known else None
 
     def waited(self, now: float) -> None:
-        """A wait is over: it is sent, or will not be."""
+        """A wait is over: the request is sent, or never will be."""
         wait_s = now - (self.free_at or self.began)
         self.free_at = now
         self.queued_s += wait_s
         self.served.account.queue_wait.observe(wait_s)
 
-    def give_way(self) -> None:
-        """Stop the attempt for a more urgent request; it waits again."""
-        self.gave_way = True
+    def preempt(self) -> None:
+        """Stop the attempt for a more urgent request; this one is queued again."""
+        self.preempted = True
         self.give_up()
-        self.usage = UNTOLD
+        self.usage = UNREPORTED
 
     def give_up(self) -> None:
-        """Stop the attempt."""
+        """Cancel the attempt."""
         if self._call is not None:
             self._call.cancel()
             self._call = None
 
-    def trade_call(self, other: "Relay") -> None:
-        """Each hears of the other's attempt from now on."""
+    def swap_calls(self, other: "Relay") -> None:
+        """Swap the attempts of two relays: each becomes the sink of the other's call."""
         self._call, other._call = other._call, self._call
         for each in (self, other):
             each._mode = WAITING
@@ -260,19 +261,19 @@ class Relay:
 
     @property
     def unanswered(self) -> bool:
-        """Whether nothing has come of the attempt under way."""
+        """Whether no response head has come for the current attempt."""
         return self._mode == WAITING
 
     @property
     def refused(self) -> bool:
-        """Whether the last attempt was turned away, so that it tells nothing of the request."""
+        """Whether the replica rejected the last attempt, which says nothing about the request itself."""
         return self._mode == RETRY
 
-    # --- the sink of an attempt
+    # --- sink of an attempt
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        if turned_away(status, headers):
+        if is_retryable(status, headers):
             self._mode = RETRY
             self._body = []
             return
@@ -294,15 +295,15 @@ class Relay:
             elif name == RESUMABLE:
                 resumable = pair[1] != b"0"
         self._lines = head_lines(self) + http1.fields(kept)
-        if self.plain and not comes_whole(headers):
+        if self.plain and not has_length(headers):
             self._mode = BYTES
             self._listen()
             self._start()
         elif stream and not self.plain:
             self._mode = EVENTS
-            self.begun, self.usage = begun(self.usage, len(self.request)), UNTOLD
+            self.begun, self.usage = begun(self.usage, len(self.request)), UNREPORTED
             self._transcript = Transcript(self.path, resumable=resumable)
-            self._listen()  # the client is told when the first event is there: until then another replica may do it
+            self._listen()  # the client gets nothing before the first event: until then another replica can take over
         else:
             self._mode = WHOLE
             self._body = []
@@ -338,7 +339,7 @@ class Relay:
         if mode == WHOLE:
             body = self._body
             whole = body[0] if len(body) == 1 else b"".join(body)
-            if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # its length was a lie
+            if self._status == 200 and not whole.endswith(OBJECT_ENDS) and not self.plain:  # truncated
                 self.on_error(CallError("protocol", True, "The answer is not complete."))
                 return
             if self._status == 400 and step_back(self.gateway, self, code_in(whole, Code.INVALID_REQUEST)):
@@ -351,7 +352,7 @@ class Relay:
         elif mode == FAILED:
             self._interrupted()
         elif self._error:
-            if self._error not in CODES:  # of a worker that knows more of them, or of none
+            if self._error not in CODES:  # an error code unknown here, or none
                 self._error = Code.STREAM_INTERRUPTED.value
             self._broken(self._error)
         else:
@@ -372,13 +373,13 @@ class Relay:
             self._retry_refused()
         elif not self.exchange.started:
             text = f"{TABLE[Code.REPLICA_LOST].text} {error.text}"
-            self.gateway.again(self, error.kind, Refusal(Code.REPLICA_LOST, text))
+            self.gateway.attempt_failed(self, error.kind, Refusal(Code.REPLICA_LOST, text))
         elif self._mode == FAILED:
             self._interrupted()
         else:
             self._broken(error.kind)
 
-    # --- inside
+    # --- internal
 
     def _first(self, data: bytes) -> None:
         """The first event of an attempt has come."""
@@ -387,7 +388,7 @@ class Relay:
             self.exchange.write(data)
         else:
             self._start(data)
-        if self._over:  # the write found the client gone
+        if self._over:  # the write found the client disconnected
             return
         now = self.gateway.now()
         self.first_at = self.first_at or now
@@ -397,16 +398,16 @@ class Relay:
             self.charge.first_token(now, link.load)
             ttft_s = self.charge.evened(ttft_s, self.served.lengths.prompt_tokens)
         link.breaker.brown_out.note_ttft(ttft_s, now)
-        if link.breaker.state is State.HALF_OPEN:  # a long answer should not hold the place of a probe
+        if link.breaker.state is State.HALF_OPEN:  # a long response should not occupy the probe slot
             link.breaker.end(self.mark, Outcome.OK, now)
             self.mark = ENDED
-            self.gateway.pump(self.served)  # who waits may be the next one on trial
+            self.gateway.pump(self.served)  # a queued request may be the next probe
 
     def _broken(self, reason: str) -> None:
-        """The replica was lost after it had begun a stream: go on elsewhere, if that can be done."""
+        """The replica was lost in the middle of a stream: resume it elsewhere if possible."""
         if not self.exchange.started:
             self._error = ""
-            self.gateway.again(self, reason, Refusal(Code.REPLICA_LOST))
+            self.gateway.attempt_failed(self, reason, Refusal(Code.REPLICA_LOST))
             return
         transcript = self._transcript
         last, said = (last_data(transcript.last), transcript.state()) if transcript is not None else (b"", None)
@@ -415,17 +416,17 @@ class Relay:
                 self.exchange.write(b"data: %b\n\n" % DONE)
             self.exchange.end()
             self._end(OK, self._status)
-        elif last.startswith(b'{"error":'):  # the replica has told the client itself
+        elif last.startswith(b'{"error":'):  # the replica has already sent the client an error event
             self.exchange.abort()
             self._end(code_in(last, Code.STREAM_INTERRUPTED), self._status)
         elif said is None or (self._error and not TABLE[Code(self._error)].retry):
             self._interrupted()
         else:
             self._error = ""
-            self.gateway.again(self, reason, Refusal(Code.STREAM_INTERRUPTED))
+            self.gateway.attempt_failed(self, reason, Refusal(Code.STREAM_INTERRUPTED))
 
     def _continuation(self) -> bytes:
-        """The request for a replica that is to go on where the last one was lost."""
+        """The request for the replica that resumes the stream: the original plus the text so far."""
         assert self._transcript is not None
         said = self._transcript.state()
         assert said is not None
@@ -435,7 +436,7 @@ class Relay:
         return b"%b%b%b%b" % (head.rpartition(LENGTH)[0], more, body, said.text)
 
     def _go_on(self, status: int, headers: list[Header]) -> None:
-        """A replica answers that was to continue a stream."""
+        """The response head of a replica that was to resume a stream."""
         if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
             self._mode = FAILED
             return
@@ -446,10 +447,10 @@ class Relay:
         self.exchange.extra += self._lines
         self.exchange.start(self._status, (), first)
         self.exchange.forget_head()
-        self._lines = b""  # they have been sent, and a stream may last for hours
+        self._lines = b""  # already sent, and a stream may last for hours
 
     def _listen(self) -> None:
-        """The client's pace becomes that of the replica."""
+        """Tie the replica's pace to the client's: backpressure."""
         exchange, call = self.exchange, self._call
         assert call is not None
         exchange.source = call
@@ -457,7 +458,7 @@ class Relay:
             call.pause()
 
     def _overflow(self) -> None:
-        """Too large to be kept: from here on the answer is passed on as it comes."""
+        """Too large to buffer: pass the rest of the response through."""
         body, self._body = self._body, []
         if self._mode == RETRY:
             return
@@ -469,10 +470,10 @@ class Relay:
     def _retry_refused(self) -> None:
         body = b"".join(self._body)
         code = code_in(body, Code.OVERLOADED)
-        self.gateway.again(self, code, Refusal(Code(code), error_text(body)))
+        self.gateway.attempt_failed(self, code, Refusal(Code(code), error_text(body)))
 
     def _interrupted(self, text: str = "") -> None:
-        """The answer will not be complete: say so inside the stream, and cut it."""
+        """The response will not be complete: send an error event and cut the connection."""
         transcript = self._transcript
         if transcript is not None:
             event = error_event(Code.STREAM_INTERRUPTED, text, self.path, transcript.events)
@@ -481,7 +482,7 @@ class Relay:
         self._end(Code.STREAM_INTERRUPTED.value, self._status)
 
     def _end(self, code: str, status: int) -> None:
-        if self._over:  # a last write found the client gone, which has ended it
+        if self._over:  # a last write found the client disconnected, which ended it already
             return
         self._over = True
         self._call = None

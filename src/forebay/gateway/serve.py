@@ -1,4 +1,4 @@
-"""A gateway process from start to end: listen, say where, follow the snapshot, drain when told to, exit."""
+"""A gateway process from start to end: listen, publish its endpoint, follow the snapshot, drain on a signal, exit."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ from forebay.core.model import Endpoint, GatewaySpec, Limits
 from forebay.gateway import pages
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import Fleet
-from forebay.gateway.records import told
+from forebay.gateway.records import entries
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.tenancy import Doorman
+from forebay.gateway.tenancy import AccessControl
 from forebay.net.cors import Cors
 from forebay.net.outbox import Outbox
 from forebay.net.server import HttpServer
@@ -25,23 +25,23 @@ from forebay.net.tls import BadPair, CertificateReloader
 from forebay.obs.metrics import Metrics
 
 TICK_S: Final = 0.25
-"""How often a gateway looks at its files, and at what is due. All at once: of a process that has nothing else to do,
-each awakening costs ten times what it does in one that is busy, and stops an engine's threads. A revoked key is good
-for this long at most."""
+"""How often a gateway checks its files and timers. All in one tick: in an otherwise idle process each wakeup costs
+ten times as much as in a busy one, and stops an engine's threads. A revoked key works for this long at most."""
 PEERS_EVERY_S: Final = 1.0
 PRIVATE_LIMITS: Final = Limits(connections_max=64, head_timeout_s=2.0, idle_timeout_s=10.0)
 LINGER_S: Final = 1.5
-"""Time in which clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
+"""How long clients with an idle connection may still use it, and learn that it closes, when a gateway stops."""
 UNSENT_BYTES_MAX: Final = 65_536
-"""What the kernel has taken counts as sent, and its text is kept for a resume: a client that does not read would cost
+"""Bytes in the kernel's send buffer count as sent, and their text is kept for a resume: a slow client would cost
 megabytes of both."""
 LAST_WORDS_S: Final = 1.0
-"""Time in which clients may take the error that they get when the grace is over."""
+"""How long clients have to receive their error once the drain grace period is over."""
 LOOPBACK: Final = "127.0.0.1"
 
 
 class NoPort(Exception):  # noqa: N818 - states the condition
-    """The public port cannot be had, or not with this certificate; the text is the process' last words."""
+    """The public listener could not be started: the port is taken, or the certificate is bad. The text is for the
+    user."""
 
 
 async def serve(spec: GatewaySpec, log: structlog.stdlib.BoundLogger) -> None:
@@ -62,9 +62,9 @@ async def run(
     *,
     outbox: Outbox | None = None,
 ) -> None:
-    """Run a gateway until the first signal, then drain; a second one ends it at once. Raises `NoPort`.
+    """Run a gateway until the first signal, then drain; a second signal ends it at once. Raises `NoPort`.
 
-    `outbox` is where it collects what it sends in a round of the loop, if not in one of its own.
+    `outbox` batches its writes within an iteration of the loop; by default it has its own.
     """
     metrics = Metrics()
     recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
@@ -74,7 +74,7 @@ async def run(
         page = pages.Pages(gateway, spec, metrics, group, Cors(spec.cors_origins) if spec.cors_origins else None)
         fleet = Fleet(gateway, spec, group, log, outbox)
         public = HttpServer(page.handle, spec.limits, wants_body=page.wants_body, outbox=fleet.outbox)
-        public.refused, public.named = gateway.refused, told.Unread(gateway.id_of, access, recorder).note
+        public.refused, public.named = gateway.refused, entries.ListenerErrors(gateway.id_of, access, recorder).note
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [
@@ -84,9 +84,15 @@ async def run(
             group.create_task(_count_peers(gateway, spec)),
         ]
         if spec.tenancy is not None:
+<<<<<<< HEAD
             gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
             gateway.doorman.start()
         renewal = CertificateReloader(spec.tls, log, metrics) if spec.tls is not None else None
+=======
+            gateway.access = AccessControl(spec.id, spec.tenancy, log, now=gateway.now)
+            gateway.access.start()
+        renewal = Renewal(spec.tls, log, metrics) if spec.tls is not None else None
+>>>>>>> 5d6b43d (Gateway: docstrings, comments and texts in the field's terms; modules and methods named for what they do)
         try:
             if recorder is not None:
                 recorder.start()
@@ -97,12 +103,12 @@ async def run(
             await signals.get()
             log.info("draining", grace_s=spec.drain_grace_s, connections=public.connections)
             page.draining = True
-            if gateway.doorman is not None:
-                gateway.doorman.leave()
+            if gateway.access is not None:
+                gateway.access.leave()
             await _drain(public, spec.drain_grace_s, signals, log)
             gateway.close()
             await public.drain(LAST_WORDS_S)
-        except NoPort as error:  # raised below: out of the group it would come as a group
+        except NoPort as error:  # re-raised below: the task group would wrap it in an exception group
             no_port = error
         finally:
             _withdraw(spec, gateway)
@@ -119,10 +125,10 @@ async def run(
 
 
 def _withdraw(spec: GatewaySpec, gateway: Gateway) -> None:
-    """What others find of this process is there no more."""
+    """Remove what other processes find this one by."""
     pages.withdraw(_peer_file(spec))
-    if gateway.doorman is not None:
-        gateway.doorman.leave_for_good()
+    if gateway.access is not None:
+        gateway.access.leave_for_good()
 
 
 def _note(signals: "asyncio.Queue[int]", number: int) -> None:
@@ -144,27 +150,27 @@ async def _drain(
 
 
 async def _tick(gateway: Gateway, fleet: Fleet, page: pages.Pages) -> None:
-    """Take over what has changed in the files, and do what is due."""
+    """Apply file changes and expired timers."""
     while True:
         fleet.look()
-        if gateway.doorman is not None and not page.draining:
-            gateway.doorman.look()
+        if gateway.access is not None and not page.draining:
+            gateway.access.look()
         gateway.expire()
         await asyncio.sleep(TICK_S)
 
 
 async def _log(access: AccessLog) -> None:
-    """Write the access log, as fast as it is taken."""
+    """Write the access log, as fast as its reader takes it."""
     while True:
         await access.flush_aside()
         await asyncio.sleep(TICK_S)
 
 
 async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder: Recorder | None) -> None:
-    """Write down what is to outlive the process, as fast as the disk takes it: requests do not wait for one."""
+    """Persist counts and records, as fast as the disk takes them: requests do not wait for it."""
     while True:
-        if gateway.doorman is not None:
-            await gateway.doorman.save_aside()
+        if gateway.access is not None:
+            await gateway.access.save_aside()
         if recorder is not None:
             await recorder.flush_aside(gateway.now())
             metrics.counter("records_lost_total").value = recorder.lost
@@ -172,7 +178,7 @@ async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder:
 
 
 async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
-    """Know how many gateways send to the same replicas: what one has sent since a report, the others have too."""
+    """Track how many gateways send to the same replicas: each has sent about as much as this one since a report."""
     while True:
         gateways = 1 + len(pages.peers(spec))
         for served in gateway.served.values():
@@ -180,14 +186,19 @@ async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
         await asyncio.sleep(PEERS_EVERY_S)
 
 
+<<<<<<< HEAD
 async def _listen(
     public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: CertificateReloader | None
 ) -> None:
     """Listen for peers and for clients, and say where."""
+=======
+async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: Renewal | None) -> None:
+    """Listen for peers and for clients, and publish the endpoints."""
+>>>>>>> 5d6b43d (Gateway: docstrings, comments and texts in the field's terms; modules and methods named for what they do)
     try:
         tls = renewal.start() if renewal is not None else None
         await private.start(LOOPBACK, 0)
-        succeeds = pages.running(_peer_file(spec)) is not None  # the one before listens until this one does
+        succeeds = pages.running(_peer_file(spec)) is not None  # the predecessor still listens
         pages.write(_peer_file(spec), Endpoint(os.getpid(), LOOPBACK, private.port))
         if not succeeds:
             _check_port(spec)
@@ -202,7 +213,7 @@ async def _listen(
 def _check_port(spec: GatewaySpec) -> None:
     """Share the port with gateway processes of this cluster only.
 
-    SO_REUSEPORT alone would let two clusters of one user share a port, and get each other's requests, unnoticed.
+    With SO_REUSEPORT alone two clusters of one user could share a port unnoticed, and get each other's requests.
     """
     if pages.peers(spec) or not spec.port:
         return
@@ -211,7 +222,7 @@ def _check_port(spec: GatewaySpec) -> None:
         try:
             probe.bind((spec.host, spec.port))
         except OSError:
-            if not pages.peers(spec):  # one may have come up since
+            if not pages.peers(spec):  # a peer may have started meanwhile
                 raise
 
 

@@ -1,6 +1,6 @@
-"""The door of a gateway: whose key a request carries, whether its tenant may have it, and what it has used after.
+"""Access control of a gateway: API keys, model allow-lists and limits, and what was used of them.
 
-Keys, leases and counts are files. They are looked at by one task, again and again; a request touches none of them.
+Keys, leases and counts are files. One task checks them periodically; handling a request touches none of them.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.documents import UNREADABLE
 
 SAVE_S: Final = 1.0
-"""What a gateway that is killed may forget: the counts of this long."""
+"""How much a killed gateway may forget: the counts of this long."""
 DAY_S: Final = 86_400
 LEAVING: Final = ".leaving"
-"""How the file is called in which a process that drains tells of its streams, after gateway and process id."""
+"""Suffix of the file in which a draining process publishes its open streams, after gateway id and process id."""
 KNOWN_MAX: Final = 4096
-"""Good credentials remembered; the one remembered longest makes room."""
+"""Valid credentials cached; the oldest entry is evicted."""
 BEARER: Final = b"bearer "
 UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Admitted:
-    """A request that may go on; its reservation is to be settled once, however it ends."""
+    """An admitted request; its reservation must be settled exactly once, however it ends."""
 
     __slots__ = ("key_id", "reservation", "tenant")
 
@@ -60,7 +60,7 @@ class Admitted:
 
 
 class DeniedRefusal(Refusal):
-    """The doorman does not let a request in; coming back makes sense after `retry_after_s`, if that is not 0."""
+    """Access was denied; retrying makes sense after `retry_after_s`, if that is not 0."""
 
     def __init__(self, verdict: Denied) -> None:
         super().__init__(verdict.code, verdict.text, "model" if verdict.code is Code.MODEL_NOT_ALLOWED else None)
@@ -68,9 +68,10 @@ class DeniedRefusal(Refusal):
 
 
 def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
-    """What a request proves itself by. `header` finds a value by its lower-case name.
+    """The credential of a request. `header` returns a header's value by its lower-case name.
 
-    An `Authorization` of another scheme is somebody else's, a proxy's say: it counts only where there is no key.
+    An `Authorization` of another scheme may be meant for something else, a proxy for instance: it counts only if
+    there is no key.
     """
     given = header(b"authorization")
     if given and (given[: len(BEARER)].lower() == BEARER or b" " not in given):
@@ -79,12 +80,12 @@ def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
 
 
 def forbidden(tenant: Tenant, name: str) -> Denied:
-    """No, to who asks for a model by a name. It sounds alike whether there is such a name or not."""
+    """The denial for a model name. It does not reveal whether there is such a model."""
     return Denied(Code.MODEL_NOT_ALLOWED, f"Tenant `{tenant.name}` may not use the model `{name[:128]}`.")
 
 
 class _Watched(Generic[T]):
-    """A file that is read whenever it is another one. What cannot be read is logged once, and changes nothing."""
+    """A file that is re-read when it changes. An unreadable file is logged once, and keeps the last content."""
 
     def __init__(self, path: Path, read: Callable[[Path], T], log: structlog.stdlib.BoundLogger) -> None:
         self.complaint = ""
@@ -94,7 +95,7 @@ class _Watched(Generic[T]):
         self._seen: tuple[int, int, int] | None = None
 
     def news(self) -> T | None:
-        """The content, if it is another one than last time and good."""
+        """The content, if it has changed and is valid."""
         complaint, content = "", None
         try:
             stat = os.stat(self._path)
@@ -107,15 +108,15 @@ class _Watched(Generic[T]):
         except (OSError, KeyFileError, *UNREADABLE) as error:
             complaint = str(error)
         if complaint and complaint != self.complaint:
-            self._log.warning("file unreadable, going on with what is known", path=str(self._path), problem=complaint)
+            self._log.warning("file unreadable, keeping its last content", path=str(self._path), problem=complaint)
         self.complaint = complaint
         return content
 
 
-class Doorman:
+class AccessControl:
     """Keys, allow-lists and limits of one gateway process.
 
-    `now` is the loop's time; `wall` says on which day it is, and whether a key has expired.
+    `now` is the loop's time; `wall` is the wall clock, for days and for the expiry of keys.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Doorman:
         self._counts = Path(spec.counts_path)
         self._leaves: Path | None = None
         self._before: dict[int, dict[str, int]] = {}
-        """Processes of this gateway that drain, or will: the streams that each has open, by tenant."""
+        """Earlier processes of this gateway, draining or about to: the open streams of each, by tenant."""
         self._saved: dict[str, Amounts] | None = {}
         self._saved_at = 0.0
         self._save_at = 0.0
@@ -151,7 +152,7 @@ class Doorman:
     # --- requests
 
     def identify(self, presented: bytes | None, now: float) -> Granted | Denied:
-        """Whose credential this is. `presented` is what `credential` found."""
+        """The caller behind a credential; `presented` is what `credential` returned."""
         granted = self._known.get(presented) if presented else None
         if granted is not None and now + self._wall_ahead_s < granted.expires:
             return granted
@@ -169,9 +170,9 @@ class Doorman:
     def admit(
         self, caller: Granted, model: str, tokens: int, stream: bool, now: float, *, asked: str = ""
     ) -> Admitted | Denied:
-        """Let a request in that may use up to `tokens`, prompt and answer, or say why not.
+        """Admit a request that may use up to `tokens`, prompt and completion, or say why not.
 
-        `asked` is the name that led to the model, if it is another one.
+        `asked` is the name in the request, if it resolved to a different model.
         """
         tenant = caller.tenant
         if "*" not in tenant.models and not tenant.may_use(model):
@@ -180,14 +181,12 @@ class Doorman:
         return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict, caller.key_id)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
-        """A request has ended, in whatever way, and has used `tokens`; 0 if no replica got it. Exactly once each."""
+        """A request has ended, however, and used `tokens`; 0 if no replica got it. Exactly once per request."""
         self._limiter.settle(reservation, tokens, now)
 
     def limit_lines(self, tenant: Tenant, now: float) -> bytes:
-        """What the head of an answer says of the limits of a minute, by the names that clients of OpenAI know: the
-        limit, what is left of it, and when all of it is there again. Of several gateways each says what is left of
-        its own share: so much it lets in for certain.
-        """
+        """Rate limit headers in the form that OpenAI clients know: the limit per minute, what remains, and when it is
+        full again. With several gateways the rest is that of this gateway's own share: that much is certain."""
         requests, tokens = self._limiter.minute(tenant.name, now)
         lines = b""
         if requests is not None:
@@ -205,13 +204,14 @@ class Doorman:
         return lines
 
     def demand(self) -> Demand:
-        """What control shares the limits by."""
+        """The demand by which control divides the limits among gateways."""
         return self._limiter.demand(self._now())
 
     # --- files
 
     def start(self) -> None:
-        """Take up what the last process of this gateway has counted, and read keys and lease. Before any request."""
+        """Restore the counts of the last process of this gateway, and read keys and leases. Call this before any
+        request."""
         now, wall = self._now(), self._wall()
         self._save_at = now + SAVE_S
         self._turn(now, wall)
@@ -220,7 +220,7 @@ class Doorman:
         except FileNotFoundError:
             pass
         except (OSError, *UNREADABLE) as error:
-            self._log.warning("counts of tenants are lost", path=str(self._counts), problem=str(error))
+            self._log.warning("tenant counts lost", path=str(self._counts), problem=str(error))
         else:
             self._limiter.restore(counts.used, counts.day, wall - counts.at, now)
             if counts.pid not in (0, os.getpid()):
@@ -232,7 +232,7 @@ class Doorman:
         self.look()
 
     def look(self) -> None:
-        """Take over what has changed. To be called several times a second."""
+        """Apply file changes. Call this several times a second."""
         now, wall = self._now(), self._wall()
         self._turn(now, wall)
         records = self._keys.news()
@@ -241,7 +241,7 @@ class Doorman:
         if records is not None:
             self._directory = Directory(self._tenants, records)
             self._known = {}
-            self._log.info("keys taken over", keys=len(records))
+            self._log.info("keys loaded", keys=len(records))
         leases = self._leases.news() if self._leases else None
         if leases and self._gateway in leases:
             self._limiter.take(leases[self._gateway], now)
@@ -249,7 +249,7 @@ class Doorman:
             self._limiter.inherit(self._inherited(), now)
 
     def leave(self) -> None:
-        """From here on a successor counts; what is open here it learns from a file beside, until `leave_for_good`."""
+        """Hand counting over to the successor, which learns of the streams still open here from a separate file."""
         self.save()
         with self._writing:
             self._counts = self._leaves = self._leaving(os.getpid())
@@ -257,20 +257,20 @@ class Doorman:
         self.save()
 
     def leave_for_good(self) -> None:
-        """Nothing is open any more."""
+        """No streams are open any more: remove that file."""
         with self._writing:
             self._saved_at = math.inf
             if self._leaves is not None:
                 _remove(self._leaves)
 
     def save(self) -> None:
-        """Write down what was counted, if it has changed. A full disk costs the next start these counts, no more."""
+        """Save the counts if they have changed. With a full disk only the next start lacks these counts."""
         now = self._now()
         if (counts := self._unsaved(now)) is not None:
             self._write(counts, now)
 
     async def save_aside(self) -> None:
-        """`save` once a second, on another thread: no request waits for a disk that stalls."""
+        """`save` once a second, on another thread: a slow disk must not delay requests."""
         now = self._now()
         if now >= self._save_at and (counts := self._unsaved(now)) is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._write, counts, now)
@@ -281,9 +281,9 @@ class Doorman:
         return Counts(self._wall(), self._limiter.day, used, os.getpid()) if used != self._saved else None
 
     def _write(self, counts: Counts, now: float) -> None:
-        """Put them into place, unless there are newer ones."""
+        """Replace the file, unless newer counts were written."""
         complaint = ""
-        with self._writing:  # the last time may come while another thread writes, or is about to
+        with self._writing:  # the final save may run while another thread writes, or is about to
             if now < self._saved_at:
                 return
             draft = self._counts.with_suffix(".new")
@@ -295,14 +295,14 @@ class Doorman:
             except OSError as error:
                 complaint = str(error)
         if complaint and complaint != self._save_complaint:
-            self._log.warning("counts of tenants cannot be written", path=str(self._counts), problem=complaint)
+            self._log.warning("tenant counts cannot be written", path=str(self._counts), problem=complaint)
         self._save_complaint = complaint
 
     def _leaving(self, pid: int) -> Path:
         return self._counts.with_name(f"{self._counts.stem}.{pid}{LEAVING}")
 
     def _inherited(self) -> dict[str, int]:
-        """The streams that are open at the processes before, as far as they say, by tenant."""
+        """Open streams of earlier processes by tenant, as far as known."""
         total: dict[str, int] = {}
         for pid in list(self._before):
             path = self._leaving(pid)
@@ -310,14 +310,14 @@ class Doorman:
                 del self._before[pid]
                 _remove(path)
                 continue
-            with contextlib.suppress(OSError, *UNREADABLE):  # none: it will drain, and what it saved is nearly true
+            with contextlib.suppress(OSError, *UNREADABLE):  # no file yet: the saved counts are close enough
                 self._before[pid] = _streams(msgspec.json.decode(path.read_bytes(), type=Counts))
             for name, count in self._before[pid].items():
                 total[name] = total.get(name, 0) + count
         return total
 
     def _turn(self, now: float, wall: float) -> None:
-        """Clocks differ, and wall time may be set: see where it is now."""
+        """Update the offset between the clocks, as wall time may be set, and begin a new day if it is time."""
         self._wall_ahead_s = wall - now
         day, gone_s = divmod(wall, DAY_S)
         self._limiter.begin_day(int(day), now + DAY_S - gone_s)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from forebay.core.errors import Code
-from forebay.gateway.records.audit import STRANGERS_PER_MIN, AuditLog
+from forebay.gateway.records.audit import UNAUTHENTICATED_PER_MIN, AuditLog
 from forebay.gateway.records.facts import NOTHING, Facts
 from forebay.gateway.records.lines import Line
 from forebay.gateway.records.verifying import verify
@@ -21,16 +21,16 @@ def test_of_requests_without_a_good_key_some_are_written_and_all_are_counted(tmp
     log = AuditLog(1_000_000, 0, prompts=False)
     log.start(tmp_path)
     for minute in range(3):
-        for n in range(5 * STRANGERS_PER_MIN):
+        for n in range(5 * UNAUTHENTICATED_PER_MIN):
             log.add(facts(1000.0 + 60.0 * minute + 0.01 * n, Code.UNAUTHORIZED))
         log.add(facts(1000.0 + 60.0 * minute + 30.0, Code.MODEL_NOT_FOUND))
         log.flush()
     log.close()
     lines = [msgspec.json.decode(line) for line in next(tmp_path.glob("audit-*")).read_bytes().splitlines()]
-    assert sum(line.get("code") == Code.UNAUTHORIZED for line in lines) == 3 * STRANGERS_PER_MIN
+    assert sum(line.get("code") == Code.UNAUTHORIZED for line in lines) == 3 * UNAUTHENTICATED_PER_MIN
     assert sum(line.get("code") == Code.MODEL_NOT_FOUND for line in lines) == 3
     skipped = [line["lines"] for line in lines if line["event"] == "skipped"]
-    assert sum(skipped) == 3 * 4 * STRANGERS_PER_MIN
+    assert sum(skipped) == 3 * 4 * UNAUTHENTICATED_PER_MIN
     assert len(skipped) == 3
     assert log.lost == 0
     report = verify(tmp_path)

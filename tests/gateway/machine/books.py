@@ -10,7 +10,7 @@ from tests.gateway.machine.watched import WatchedRoom, WatchedServed
 from tests.gateway.machine.world import World
 
 from forebay.core.errors import Code
-from forebay.gateway.admission.giving_way import GAVE_WAY
+from forebay.gateway.admission.preemption import GAVE_WAY
 from forebay.wire.records import Decision
 
 
@@ -101,7 +101,7 @@ def everything_is_paid(world: World, records: list[Decision]) -> None:
             charged[tenant] = charged.get(tenant, 0.0) + tokens
     for tenant, tokens in charged.items():
         assert math.isclose(spent[tenant], tokens, abs_tol=1e-6), f"{tenant} used {spent[tenant]}, paid {tokens}"
-    door = world.gateway.doorman
+    door = world.gateway.access
     if door is not None:
         for name, book in door._limiter._usage.items():
             assert book.streams == 0

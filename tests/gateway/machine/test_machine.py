@@ -249,7 +249,7 @@ class GatewayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.keys)
     @rule(tenant=st.sampled_from([tenant.name for tenant in TENANTS]))
     def a_key_is_revoked_or_made_anew(self, tenant: str) -> None:
-        door, revoked = self.world.gateway.doorman, self.world.revoked
+        door, revoked = self.world.gateway.access, self.world.revoked
         revoked ^= {tenant}
         assert door is not None
         door._directory = Directory(TENANTS, [record for name, (_, record) in KEYS.items() if name not in revoked])
@@ -258,7 +258,7 @@ class GatewayMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.keys)
     @rule(streams=st.integers(0, 9), requests=st.sampled_from([5, 60]), age_s=st.sampled_from([0.0, 5.0, 30.0]))
     def a_lease_comes(self, streams: int, requests: int, age_s: float) -> None:
-        door = self.world.gateway.doorman
+        door = self.world.gateway.access
         assert door is not None
         now = self.world.loop.at
         door._limiter.take(Lease(now - age_s, 0.0, 0, {"gold": Amounts(requests, 90_000, streams, 900_000)}, {}), now)

@@ -39,7 +39,7 @@ class WatchedLink(Link):
     failed: dict[Relay, None]
     served: "WatchedServed"
 
-    def take(self, relay: Relay, turn: int) -> None:
+    def begin_attempt(self, relay: Relay, turn: int) -> None:
         assert self.live, f"{self.id} is {self.state}"
         assert not self.retired
         assert self in self.served.links
@@ -55,13 +55,13 @@ class WatchedLink(Link):
         if isinstance(relay, Hedge):
             self._is_a_second_attempt(relay, relay.first)
         self.served.sent[relay.request_id.decode()] += 1
-        super().take(relay, turn)
+        super().begin_attempt(relay, turn)
 
-    def give_back(self, relay: Relay) -> bool:
-        had = super().give_back(relay)
+    def end_attempt(self, relay: Relay) -> bool:
+        had = super().end_attempt(relay)
         gateway = relay.gateway
         assert isinstance(gateway, WatchedGateway)
-        if had and relay.gave_way and relay not in gateway.gave_way:
+        if had and relay.preempted and relay not in gateway.gave_way:
             gateway.gave_way[relay] = None
             assert self.live, f"an attempt at {self.id} gave way, where nobody can go"
             assert self.load - len(self.batch) < self.room, f"an attempt at {self.id} gave way, which makes no room"
@@ -241,12 +241,12 @@ class WatchedGateway(Gateway):
             self.unsettled[relay.served] = None
         return super().place(relay)
 
-    def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
+    def attempt_failed(self, relay: Relay, reason: str, problem: Refusal) -> None:
         assert isinstance(relay.link, WatchedLink)
         if reason not in RESTARTING or any(each.outcome in RESTARTING for each in relay.attempts):
             relay.link.failed[relay] = None  # else its next engine may have it
         self.unsettled[relay.served] = None
-        super().again(relay, reason, problem)
+        super().attempt_failed(relay, reason, problem)
 
     def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         hedge, first_at = relay.hedge, relay.link

@@ -36,7 +36,7 @@ from forebay.gateway.pages import Pages
 from forebay.gateway.polling import Fleet
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.relay import Relay
-from forebay.gateway.tenancy import Doorman
+from forebay.gateway.tenancy import AccessControl
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs import log
 from forebay.obs.metrics import Metrics
@@ -114,9 +114,9 @@ class World:
         if self.keys:
             tenancy = TenancySpec(TENANTS, "", "", "")
             now = self.loop.time
-            door = Doorman("gateway-0", tenancy, logger, now=now, wall=now)
+            door = AccessControl("gateway-0", tenancy, logger, now=now, wall=now)
             door._directory = Directory(TENANTS, [record for _, record in KEYS.values()])
-            self.gateway.doorman = door
+            self.gateway.access = door
 
     def _handle(self, exchange: Exchange) -> None:
         given = exchange.header(b"x-request-id")
@@ -267,7 +267,7 @@ class World:
             assert not told
 
     def _streams_are_counted(self) -> None:
-        door = self.gateway.doorman
+        door = self.gateway.access
         if door is None:
             return
         open_streams: Counter[str] = Counter()

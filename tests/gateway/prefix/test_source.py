@@ -39,7 +39,7 @@ def on_loop(check: Callable[[Served, Link], None]) -> None:
 )  # fmt: skip
 def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected: str) -> None:
     def check(served: Served, link: Link) -> None:
-        assert served.heard_blocks(link, BlockNews(9, True, True, (1, 2)), 1.0) == ""
+        assert served.apply_blocks(link, BlockNews(9, True, True, (1, 2)), 1.0) == ""
         assert link.blocks_seq == 9
         served.pricing.index.note(link.meter.mask, ASK.blocks, 1.0)
         assert served.source(link, ASK, hit_tokens) == expected
@@ -51,7 +51,7 @@ def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected:
 
 def test_the_word_of_an_engine_that_knows_is_exact() -> None:
     def check(served: Served, link: Link) -> None:
-        assert served.heard_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
+        assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
         assert served.source(link, ASK, 200) == Source.EXACT
 
     on_loop(check)
@@ -59,11 +59,11 @@ def test_the_word_of_an_engine_that_knows_is_exact() -> None:
 
 def test_who_reports_nonsense_once_is_known_by_what_it_is_sent_from_then_on() -> None:
     def check(served: Served, link: Link) -> None:
-        assert served.heard_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
-        assert "does not follow" in served.heard_blocks(link, BlockNews(8, False, False, (3,)), 1.0)
+        assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
+        assert "does not follow" in served.apply_blocks(link, BlockNews(8, False, False, (3,)), 1.0)
         mask, index = link.meter.mask, served.pricing.index
         assert index.depths(ASK.blocks, [mask]) == [0]
-        assert served.heard_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
+        assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
         assert index.depths(ASK.blocks, [mask]) == [0]
         served.pricing.index.note(mask, ASK.blocks, 1.0)
         assert served.source(link, ASK, 400) == Source.PREDICTED
@@ -74,7 +74,7 @@ def test_who_reports_nonsense_once_is_known_by_what_it_is_sent_from_then_on() ->
 def test_the_word_of_a_replica_that_is_not_wanted_any_more_changes_nothing() -> None:
     def check(served: Served, link: Link) -> None:
         served.unlink(link)
-        assert served.heard_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
+        assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
         served.doubt_blocks(link)
         assert len(served.pricing.index) == 0
         assert served.pricing.index.join() == link.meter.mask
@@ -93,7 +93,7 @@ def test_any_reports_leave_an_index_of_hashes_that_were_named(reports: list[Bloc
     def check(served: Served, link: Link) -> None:
         for now, report in enumerate(reports):
             believed = link.blocks_seq is not None
-            problem = served.heard_blocks(link, report, float(now))
+            problem = served.apply_blocks(link, report, float(now))
             assert (link.blocks_seq is None) is (bool(problem) or not believed)
         named = {block for report in reports for block in report.stored if 0 <= block < 2**64}
         assert len(served.pricing.index) <= len(named)

@@ -11,7 +11,7 @@ from forebay.core.model import Policy, Replica, ReplicaState
 from forebay.core.routing import Route, Why
 from forebay.gateway.account import Account
 from forebay.gateway.fleet import Served
-from forebay.gateway.records import told
+from forebay.gateway.records import entries
 from forebay.net.client import Pool
 from forebay.obs.metrics import Metrics
 from forebay.wire import records
@@ -31,7 +31,7 @@ def test_a_policy_that_scores_nobody_tells_what_it_went_by(
             slow = served.links[2]
             slow.load, slow.meter.handicap = 4, handicap
             slow.meter.weigh(weight)
-            packed, others = told.candidates(served.links, Route(1, Why.LONGEST_PREFIX, hit_tokens))
+            packed, others = entries.candidates(served.links, Route(1, Why.LONGEST_PREFIX, hit_tokens))
         found = records.candidates(packed)
         assert others == 0
         assert [(c.replica, c.load, c.hit_tokens) for c in found] == [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.gateway.records.rig import DAY, NOON, counted, facts
 
 from forebay.core.model import RecordsSpec
-from forebay.gateway.account import TEMPLATE_TOKENS_MAX, UNTOLD, begun
+from forebay.gateway.account import TEMPLATE_TOKENS_MAX, UNREPORTED, begun
 from forebay.gateway.account import usage as usage_of
 from forebay.gateway.records import ledger
 from forebay.gateway.records.audit import AuditLog
@@ -26,7 +26,7 @@ def tokens(each: Used) -> tuple[int, int, int, bool]:
 
 def test_tokens_are_those_that_were_told_or_else_seen() -> None:
     assert tokens(used((100, 7, 64), (99, 0, 1), (4, 3), 90)) == (100, 7, 64, False)
-    assert tokens(used(None, UNTOLD, (4, 3), 90)) == (90, 3, 0, True)
+    assert tokens(used(None, UNREPORTED, (4, 3), 90)) == (90, 3, 0, True)
     assert tokens(used(None, (451, 0, 64), (4, 3), 90)) == (451, 3, 64, True)
     assert tokens(used(None, (451, 0, None), (1, 0), 90)) == (451, 0, 0, True)
     assert tokens(used(None, (451, 0, 64), (0, 0), 90)) == (0, 0, 0, False)

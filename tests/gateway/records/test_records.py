@@ -245,7 +245,7 @@ def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
     series = Series("a", ".x", 100, lambda path: Deaf())
     series.start(tmp_path)
     series.add(b"x")
-    with pytest.raises(OSError, match="takes nothing"):
+    with pytest.raises(OSError, match="accepts no data"):
         series.write()
 
 

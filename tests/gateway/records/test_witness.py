@@ -288,7 +288,7 @@ def test_what_is_said_while_it_is_verified_does_not_count_before_it_was_there(tm
         if calls == 4:  # gateway-0 was read, gateway-1 is about to be
             run(tmp_path, "gateway-0", "gateway-1")
 
-    assert flaws(verify_all(tmp_path, still=meanwhile)) == []
+    assert flaws(verify_all(tmp_path, check_cancelled=meanwhile)) == []
     assert calls == 4
     assert flaws(verify_all(tmp_path)) == []
 

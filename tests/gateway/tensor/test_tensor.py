@@ -204,9 +204,9 @@ def test_a_gateway_answers_for_itself_and_changes_no_model_server(tmp_path: Path
             for path, status, said in (
                 (b"/v2/repository/models/net/load", 405, "forebay reload"),
                 (b"/v2/repository/models/net/unload", 405, "forebay reload"),
-                (b"/v2/systemsharedmemory/region/a/register", 404, "one model server"),
-                (b"/v2/models/net/trace/setting", 404, "one model server"),
-                (b"/v2/models/stats", 404, "one model server"),
+                (b"/v2/systemsharedmemory/region/a/register", 404, "single model server"),
+                (b"/v2/models/net/trace/setting", 404, "single model server"),
+                (b"/v2/models/stats", 404, "single model server"),
                 (b"/v2/nothing", 404, "No such path"),
                 (b"/v2", 405, "takes GET"),
             ):

@@ -95,17 +95,17 @@ def queues_without_limit(patch: pytest.MonkeyPatch) -> None:
 
 def routes_to_old_generations(patch: pytest.MonkeyPatch) -> None:
     """Whoever is at the address of a replica is taken for it."""
-    right, relink = Link.heard, polling.Fleet._relink
+    right, relink = Link.apply_report, polling.Fleet._relink
     first: dict[tuple[polling.Fleet, str], int] = {}
 
-    def heard(link: Link, report: LoadReport, own: int) -> str:
+    def apply_report(link: Link, report: LoadReport, own: int) -> str:
         return right(link, replace(report, replica=link.id, generation=link.generation), own)
 
     def wrong(self: polling.Fleet, served: Served, routes: ModelRoutes) -> None:
         kept = tuple(replace(x, generation=first.setdefault((self, x.id), x.generation)) for x in routes.replicas)
         relink(self, served, replace(routes, replicas=kept))
 
-    patch.setattr(Link, "heard", heard)
+    patch.setattr(Link, "apply_report", apply_report)
     patch.setattr(polling.Fleet, "_relink", wrong)
 
 
@@ -158,15 +158,15 @@ def keeps_what_was_lost(patch: pytest.MonkeyPatch) -> None:
 
 def says_nothing(patch: pytest.MonkeyPatch) -> None:
     """A request whose replica is lost is forgotten."""
-    right = Gateway.again
+    right = Gateway.attempt_failed
 
     def wrong(self: Gateway, relay: Relay, reason: str, problem: Refusal) -> None:
         if reason == "lost":
-            self.take_back(relay, Outcome.NEUTRAL, self.now())
+            self.end_attempt(relay, Outcome.NEUTRAL, self.now())
         else:
             right(self, relay, reason, problem)
 
-    patch.setattr(Gateway, "again", wrong)
+    patch.setattr(Gateway, "attempt_failed", wrong)
 
 
 def acts_on_the_unknown(patch: pytest.MonkeyPatch) -> None:

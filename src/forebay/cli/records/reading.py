@@ -107,7 +107,7 @@ class RecordFiles:
 
     def verify(self, archived: bool, still: Still = go_on) -> AuditVerified:
         """What was found in all chains, and in what tells that there was one."""
-        reports = verify_all(self.root, archived=archived, still=still)
+        reports = verify_all(self.root, archived=archived, check_cancelled=still)
         return AuditVerified(all(report.ok for report in reports), tuple(_chain(report) for report in reports))
 
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
 LOOK_MAX: Final = 64
-"""Behind one that is held, so many are looked at for some that do not wait for the same reason."""
+"""Behind a held request, how many others are examined for some that do not wait for the same reason."""
 
 
 def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | Shed:
-    """Let a request wait for the replica that `choice` names, if it may; else where it goes."""
+    """Let a request wait for the replica that `choice` names, if it may; else choose again without waiting."""
     served, ask, now = relay.served, relay.ask, gateway.now()
     assert ask is not None
     waiting = served.waiting
@@ -30,7 +30,7 @@ def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | She
 
 
 def overtakes(relay: "Relay") -> bool:
-    """Whether a newcomer would go before a more urgent request that is held. Somebody waits, and all others may."""
+    """Whether a new request would overtake a more urgent one that is held, and there is room in the queue."""
     waiting = relay.served.waiting
     first = next(iter(waiting))
     held = first.ask is not None and first.ask.held

@@ -1,1 +1,1 @@
-"""Which model a request goes to: the rules of `core.dispatch` applied to requests."""
+"""Which model a request goes to: `core.dispatch` applied to requests."""

@@ -1,11 +1,11 @@
-"""Which replica gets a request, among those that it may go to: breakers, work that steps aside, and the policy."""
+"""Choose a replica among the eligible ones: breakers, preemptible batch work, then the policy."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forebay.core.resilience import admissible
 from forebay.core.routing import Route, Shed, View, Wait
-from forebay.gateway.dispatch.dispatching import strangers
+from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.fleet import BATCH
 from forebay.gateway.hedging import Hedge
 
@@ -20,14 +20,14 @@ def among(
     """Choose among the replicas that are not in `tried`; with `sound` never one whose breaker is open."""
     served, band, chooser, rng = relay.served, relay.ticket.band, gateway.chooser, gateway.rng
     if relay.revision:
-        tried = (*tried, *strangers(served.links, relay.revision))
+        tried = (*tried, *of_other_revisions(served.links, relay.revision))
     policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
     links: Sequence[View] = served.links
     taken: list[tuple[str, int]] = []
     if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
         links = served.seen_by(band, gateway.now())
         if band < BATCH and not (ask is not None and ask.stays):
-            taken = served.taken()
+            taken = served.full_for_urgent()
     if served.troubled:
         live = [link for link in served.links if link.live]
         allowed = admissible([link.breaker for link in live], gateway.now())

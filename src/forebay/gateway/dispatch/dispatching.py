@@ -1,6 +1,6 @@
-"""What `core.dispatch` wants to know of a request, and what its choices mean for the request's bytes.
+"""The request facts that `core.dispatch` needs, and how its choices change the bytes of the request.
 
-A request for a model that has no rules costs one look-up here. Everything else is read only when it is needed.
+For a model without rules this costs one lookup. Everything else is read only when needed.
 """
 
 import math
@@ -26,19 +26,19 @@ from forebay.wire.apis.wanted import Wanted, wanted
 from forebay.wire.documents import UNREADABLE
 
 BUDGET: Final = b"x-forebay-budget-ms"
-"""How long the caller means to wait, milliseconds."""
+"""How long the caller is willing to wait, in milliseconds."""
 COST: Final = b"x-forebay-max-cost"
-"""What a million tokens may cost, in the unit of `price_per_mtok`."""
+"""The highest price of a million tokens, in the unit of `price_per_mtok`."""
 NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 SHOWN_CHARS_MAX: Final = 128
 UNLEARNED: Final = Lengths()
-_TENSOR: Final = Task.TENSOR  # looked up once: members of an enum are slow to get at
+_TENSOR: Final = Task.TENSOR  # looked up once: access to enum members is slow
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Dispatcher:
-    """The names of the last snapshot."""
+    """The names in the current snapshot."""
 
     __slots__ = ("_table", "plain")
 
@@ -46,17 +46,17 @@ class Dispatcher:
         self._take(make_table(Dispatch(), ()))
 
     def take_over(self, snapshot: Snapshot) -> None:
-        """Go by this one from now on."""
+        """Use this snapshot from now on."""
         self._take(make_table(snapshot.dispatch, snapshot.models))
 
     def _take(self, table: Table) -> None:
         self._table = table
         self.plain = table.plain
-        """Models that are served under their names, whatever a request is like."""
+        """Models served under their own names, without any rules."""
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Names beside those of the models, sorted, each with the models that it may lead to."""
+        """Aliases and rule names that are not models, sorted, each with the models that it may resolve to."""
         table = self._table
         ruled = {name: tuple(dict.fromkeys(r.then for _, r in rules)) for name, rules in table.rules.items()}
         named = {alias: ruled.get(to, (to,)) for alias, to in table.aliases.items()}
@@ -70,12 +70,12 @@ class Dispatcher:
         served: Mapping[str, Served],
         tenant: Tenant = ANONYMOUS,
     ) -> Chosen | None:
-        """The model for a request. None: the one that it names, if there is one.
+        """The model for a request. None: the name in the request, which needs no resolving.
 
-        How many tokens it has is estimated by what was learned of the model, or of the first one that a rule names.
+        Its prompt tokens are estimated from what was learned of that model, or of the first one that a rule names.
 
-        Raises `Refusal` for a budget that makes no sense, and if the name stands for no model that would do, or for
-        none that the tenant may use.
+        Raises `Refusal` for a malformed budget, and if the name resolves to no suitable model, or to none that the
+        tenant may use.
         """
         name, table = request.model, self._table
         asked, revision = split(name)
@@ -83,7 +83,7 @@ class Dispatcher:
             return None
         to = table.aliases.get(asked, asked)
         if not any(map(tenant.may_use, (to, *(rule.then for _, rule in table.rules.get(to, ()))))):
-            raise DeniedRefusal(forbidden(tenant, name))  # as for a name that there is not
+            raise DeniedRefusal(forbidden(tenant, name))  # the same as for an unknown name
         likely = (served.get(name) for name in (to, *(rule.then for _, rule in table.rules.get(to, ()))))
         lengths = next((each.lengths for each in likely if each is not None), UNLEARNED)
         chosen = resolve(
@@ -107,7 +107,7 @@ class Dispatcher:
         *,
         band: Band = Band.DEFAULT,
     ) -> Chosen | None:
-        """The model that steps in for one with such a trouble, if the caller agrees and may use it."""
+        """The fallback model in this condition, if the caller allows one and may use it."""
         table = self._table
         meant = chosen.before[0] if chosen.before else chosen.model
         routes = table.models.get(meant)
@@ -126,7 +126,7 @@ class Dispatcher:
 
 
 def condition(served: Served, band: Band) -> Condition:
-    """How a model is just now for a request of this band: batch work is not in the way of any other."""
+    """The condition of a model for a request of this band: batch work counts only for batch work."""
     live = [link for link in served.links if link.live]
     if not live:
         return Condition.DOWN
@@ -136,7 +136,7 @@ def condition(served: Served, band: Band) -> Condition:
 
 
 def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, loaded: bool) -> Served:
-    """What serves a model. `loaded`: the gateway knows its models. Raises `Refusal`."""
+    """The model with this name. `loaded`: the gateway has a snapshot. Raises `Refusal`."""
     served = models.get(name)
     if served is None:
         if not loaded:
@@ -147,13 +147,13 @@ def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, load
         text = f"The model `{name}` serves {served.routes.task} requests; {endpoint.path[:256]} needs a model of the "
         text += f"task {endpoint.task}{' (a model server)' if endpoint.task is Task.TENSOR else ''}."
         raise Refusal(Code.WRONG_TASK, text, "model")
-    if endpoint.method != b"POST" and not served.ready:  # who only asks how things are need not wait
+    if endpoint.method != b"POST" and not served.ready:  # status requests do not wait for a replica
         raise Refusal(Code.NO_REPLICA)
     return served
 
 
 def _embeds(served: Served, endpoint: Endpoint) -> bool:
-    """Whether it may be a tensor model that makes embeddings; its replicas know."""
+    """Whether it may be a tensor model that makes embeddings; only its replicas know."""
     return served.routes.task is Task.TENSOR and endpoint.task is Task.EMBED
 
 
@@ -165,13 +165,13 @@ def check_revision(served: Served, revision: str) -> None:
         raise Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(known) or 'none'}.", "model")
 
 
-def strangers(links: list[Link], revision: str) -> list[tuple[str, int]]:
+def of_other_revisions(links: list[Link], revision: str) -> list[tuple[str, int]]:
     """Replicas of other revisions, as (id, generation)."""
     return [(link.id, link.generation) for link in links if link.revision != revision]
 
 
 def addressed(endpoint: Endpoint, exchange: Exchange, body: bytes, model: str) -> tuple[Endpoint, bytes]:
-    """The request as one for another model, which the path or the body names. Raises `Refusal`."""
+    """The request rewritten for another model, in its path or its body. Raises `Refusal`."""
     if endpoint.model:
         return tensor.find(exchange, model) or endpoint, body
     form = tensor.form_renamed(exchange, body, model) if endpoint.task is Task.TENSOR else None
@@ -179,14 +179,14 @@ def addressed(endpoint: Endpoint, exchange: Exchange, body: bytes, model: str) -
 
 
 def read(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
-    """What routing needs of a request. Raises `Refusal`."""
+    """Parse what routing needs of a request. Raises `Refusal`."""
     return wanted(body) if endpoint.task is not _TENSOR else tensor.wanted(endpoint, exchange, body)
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """The body with another `model`; a replica accepts its own name only. Raises `Refusal`.
+    """The body with another `model`, as a replica accepts its own name only. Raises `Refusal`.
 
-    Every other value stays the bytes that it was. Of a key that is there twice the last counts, as for any reader.
+    All other values keep their bytes. Of a duplicate key the last one counts, as in any JSON parser.
     """
     try:
         return msgspec.json.encode({**_fields(body), "model": model})
@@ -219,7 +219,7 @@ def _budget(exchange: Exchange, name: bytes) -> float:
 def _cost_max(exchange: Exchange) -> float:
     try:
         return _budget(exchange, COST)
-    except Refusal:  # who is misunderstood gets an error rather than a model that it might not pay for
+    except Refusal:  # a malformed limit gets an error, not a model that may cost too much
         return -1.0
 
 

@@ -6,10 +6,10 @@ from forebay.core.model import Task
 
 
 class Endpoint(NamedTuple):
-    """A path that replicas serve, and the start of the requests they get for it.
+    """A path that replicas serve, and the start of the upstream request for it.
 
-    `any_task`: models of every task serve it; `task` is what it counts as where that matters. `runs`: the model does
-    work for it, beyond its tokenizer. `model` is set where the path names one.
+    `any_task`: models of every task serve it; `task` is its default. `runs`: it runs the model, not just its
+    tokenizer. `model` is set if it is part of the path.
     """
 
     path: str

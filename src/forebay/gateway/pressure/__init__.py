@@ -1,1 +1,1 @@
-"""Load per model: what control scales by, and what clients are told while a model starts."""
+"""Load per model: input of autoscaling, and the retry-after of a model that is starting."""

@@ -1,4 +1,4 @@
-"""What was asked of each model, out of what the gateway counts anyway: control asks about once a second."""
+"""Load of each model, from the gateway's own counters: control polls it about once a second."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ WANT: Final = frozenset(
         Code.DEADLINE_EXCEEDED,
     )
 )
-"""Answers that more replicas would have spared."""
+"""Errors that more replicas would have avoided."""
 
 
 def pressure(gateway: "Gateway", metrics: Metrics) -> Pressure:
-    """What the gateway has seen since its start."""
+    """Totals since the gateway's start, and its current load."""
     ended, refused = Counter[str](), Counter[str]()
     for model, code in metrics.labels("requests_total"):
         several = int(metrics.counter("requests_total", model, code).value)
@@ -48,7 +48,7 @@ def pressure(gateway: "Gateway", metrics: Metrics) -> Pressure:
 
 
 def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
-    """`ended` requests are no longer here, `refused` of them for want of replicas."""
+    """`ended` requests are done here, `refused` of them for lack of replicas."""
     account, tokens = served.account, served.lengths.tokens
     here = prompt_tokens = waiting_tokens = 0
     stay_s = served.stay_s
@@ -80,7 +80,7 @@ def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
 
 
 def _running(served: "Served") -> Iterator["Relay"]:
-    """Requests with an attempt under way, each once."""
+    """Requests with an attempt in flight, each once."""
     for link in (*served.links, *served.leaving):
         for relay in link.attempts:
             if not isinstance(relay, Hedge):

@@ -1,1 +1,1 @@
-"""What a gateway records about finished requests: decisions, the audit log, the usage ledger."""
+"""Records of finished requests: decisions, the audit log, the usage ledger."""

@@ -37,44 +37,45 @@ from forebay.wire.records import (
 STEM: Final = "audit"
 SUFFIX: Final = ".jsonl"
 PROMPT_BYTES_MAX: Final = 65_536
-"""Longer bodies are cut."""
+"""Longer request bodies are truncated."""
 BATCH_BYTES_MAX: Final = 256 * 1024
-"""Larger batches are sealed before the next write: a change can only be told by its batch."""
-STRANGERS_PER_MIN: Final = 60
-"""Lines about requests without a good key: anybody can send those, and the log is kept for good."""
+"""Larger batches are sealed before the next write: tampering can only be located to a batch."""
+UNAUTHENTICATED_PER_MIN: Final = 60
+"""Limit on lines about requests without a valid key: anyone can send those, and the log is kept forever."""
 WHOS_MAX: Final = 4096
-"""Clients that are remembered; then it begins anew."""
+"""Size of the cache of encoded clients; it is cleared when full."""
 WITNESS_S: Final = 3600.0
-"""How often it is written down where other chains end, of those that have gone on; all of them in every new file."""
+"""How often the heads of other chains are recorded, if they have changed; every new file records all of them."""
 FIRST_WITNESS_S: Final = 60.0
-"""After the start, as gateways of a cluster come up together."""
-STRANGERS: Final = f"of requests without a good key, {STRANGERS_PER_MIN} a minute are written"
+"""Delay of the first witness after the start, as the gateways of a cluster start together."""
+UNAUTHENTICATED: Final = f"at most {UNAUTHENTICATED_PER_MIN} requests a minute without a valid key are recorded"
 NOT_UP: Final = "the gateway could not open its records"
-TOO_MANY: Final = "more lines came at once than can be held"
-LATE: Final = "the gateway was stopped while it wrote"
-KILLED: Final = "the gateway was stopped while it ran: requests of its last moments may be missing"
-NO_HEAD: Final = "there was no head that could be read: lines may be missing before this one"
-GONE: Final = "all files of the log were gone, and its head"
+TOO_MANY: Final = "more lines came at once than can be buffered"
+LATE: Final = "the gateway was stopped while writing"
+KILLED: Final = "the gateway was killed: its last requests may be missing"
+NO_HEAD: Final = "no readable head was found: lines before this one may be missing"
+GONE: Final = "all files of the log were missing, and its head"
 SEEN: Final = "where this chain ended"
-_REQUEST: Final = Event.REQUEST  # looked up once: members of an enum are slow to get at
+_REQUEST: Final = Event.REQUEST  # looked up once: access to enum members is slow
 _UNAUTHORIZED: Final = Code.UNAUTHORIZED.value
 
 
 class _Batch(NamedTuple):
-    """A batch that is to be written: its last line, and how many requests it tells of."""
+    """A sealed batch still to be written: its last line number, and its number of requests."""
 
     seq: int
     requests: int
 
 
 class AuditLog:
-    """Writes the lines. What cannot be written yet is kept in order up to a bound; a loss beyond it is a line too."""
+    """Writes the lines. What cannot be written yet is buffered in order up to a bound; a loss beyond it is a line
+    too."""
 
     def __init__(self, bytes_max: int, files_max: int, prompts: bool, open_file: Opener = open_append) -> None:
         self.lost = 0
-        """Requests that no line tells of."""
+        """Requests without a line."""
         self.written = 0
-        """Number of the last line that is in a file, with its seal or without."""
+        """Number of the last line in a file, sealed or not."""
         self._files_max = files_max
         self._prompts = prompts
         self._series = Series(STEM, SUFFIX, bytes_max, open_file)
@@ -90,19 +91,19 @@ class AuditLog:
         self._gap = 0
         self._gap_why = TOO_MANY
         self._minute = 0.0
-        self._strangers = 0
+        self._unauthenticated = 0
         self._skipped = 0
 
     @property
     def behind(self) -> bool:
-        """Whether lines wait to be written, or their loss to be told."""
+        """Whether lines, or a gap, are still to be written."""
         return bool(self._batches or self._gap or (self._chain is not None and self._chain.open_lines))
 
     def start(self, folder: Path) -> None:
-        """Take up the chain where it ended, or begin one. Raises OSError.
+        """Continue the existing chain, or begin one. Raises OSError.
 
-        Where files and head disagree, the chain goes on from the later of the two, so that verifying finds what is
-        missing, however often the gateway is started again. Whole lines that have no seal are sealed now.
+        If files and head disagree, the chain continues from the later of the two, so that verification finds the
+        missing lines however often the gateway restarts. Complete lines without a seal are sealed now.
         """
         files = numbered(folder, STEM, SUFFIX)
         head, end = read_saved_head(folder), _end(files)
@@ -110,7 +111,7 @@ class AuditLog:
         if head is not None and end.seq <= head.seq:
             begin = Head(head.seq, head.hash)
         elif head is None and not files and held_chain(folder):
-            begin, broken = Head(counted_to(folder)), GONE  # so the numbers of what is gone are missing
+            begin, broken = Head(counted_to(folder)), GONE  # so that the missing line numbers show
         if not broken:
             self._open(folder, head)
         unsealed, torn = _cut_torn(files[-1][1]) if files else (b"", 0)
@@ -135,7 +136,7 @@ class AuditLog:
         self._seal()
 
     def _open(self, folder: Path, head: SavedHead | None) -> None:
-        """Let the head say that the log is open. Raises OSError if it is the first: a chain begins with it."""
+        """Mark the head as open. Raises OSError if it is the first head: a chain begins with it."""
         opened = SavedHead(head.seq, head.hash, open=True) if head is not None else SavedHead(open=True)
         try:
             save_head(folder, opened)
@@ -146,7 +147,7 @@ class AuditLog:
         self._saved = opened
 
     def add(self, facts: Facts) -> None:
-        """Note a request."""
+        """Add a request."""
         chain = self._chain
         if self._gap or chain is None or self._series.full:
             self.miss(1)
@@ -162,12 +163,12 @@ class AuditLog:
         self._requests += 1
 
     def miss(self, requests: int) -> None:
-        """So many requests have ended of which nothing else is known."""
+        """Count requests of which nothing else is known."""
         self._gap += requests
         self.lost += requests
 
     def _who(self, facts: Facts) -> bytes:
-        """The end of its line: the same for all requests of one client, so it is made once."""
+        """The end of a line: cached, as it is the same for all requests of one client."""
         key = (facts.tenant, facts.key, facts.client, facts.revision, facts.spent.estimated)
         known = self._whos.get(key) if not self._prompts else None
         if known is None:
@@ -179,7 +180,7 @@ class AuditLog:
         return known
 
     def flush(self) -> None:
-        """Write what was noted, then the head. Raises OSError if something is left; it is tried again."""
+        """Write the buffered lines, then the head. Raises OSError if some remain, to be retried at the next call."""
         chain = self._chain
         assert chain is not None, "flush() before start()"
         number = self._series.number
@@ -202,12 +203,12 @@ class AuditLog:
         self._save(SavedHead(chain.seq, chain.hash, open=True))
 
     def close(self) -> None:
-        """Close the file; what is still held is lost."""
+        """Close the file; lines still buffered are lost."""
         if self._skipped:
             self._tell_skipped()
             with contextlib.suppress(OSError):
                 self.flush()
-        if self._chain is not None and not self.behind:  # else the next one says that something may be missing
+        if self._chain is not None and not self.behind:  # otherwise the next start reports that lines may be missing
             with contextlib.suppress(OSError):
                 self._save(SavedHead(self._chain.seq, self._chain.hash))
         self.lost += self._requests
@@ -221,7 +222,7 @@ class AuditLog:
             self._saved = head
 
     def _look_around(self, *, again: bool = False) -> None:
-        """Write down where the other chains end: of those that have gone on, or `again` of all."""
+        """Record where the other chains end: those that have changed, or all of them with `again`."""
         chain = self._chain
         assert chain is not None
         self._looked = wall_s()
@@ -236,7 +237,7 @@ class AuditLog:
             chain.add(line)
 
     def _seal(self) -> None:
-        """End the batch."""
+        """Seal the open batch."""
         chain = self._chain
         assert chain is not None
         if chain.open_lines:
@@ -245,7 +246,7 @@ class AuditLog:
             self._requests = 0
 
     def _write(self) -> None:
-        """Write all that there is. Raises OSError if something is left."""
+        """Write everything. Raises OSError if some remains."""
         self._seal()
         try:
             self._series.write()
@@ -254,25 +255,26 @@ class AuditLog:
             if done:
                 self.written = self._batches[done - 1].seq
                 del self._batches[:done]
-            if held:  # each line of the first batch that is not whole in the file, and its seal
+            if held:  # lines and seal of the first batch that is not completely in the file
                 self.written = self._batches[0].seq + 1 - held[0].count(b"\n")
 
     def _too_many(self, ts: float) -> bool:
-        """Count a request without a good key; `ts`: its end, seconds since the epoch."""
+        """Count a request without a valid key, and say whether it is over the limit; `ts`: its end, seconds since the
+        epoch."""
         if not 0 <= ts - self._minute < 60.0:
             if self._skipped:
                 self._tell_skipped()
-            self._minute, self._strangers = ts, 0
-        self._strangers += 1
-        self._skipped += self._strangers > STRANGERS_PER_MIN
-        return self._strangers > STRANGERS_PER_MIN
+            self._minute, self._unauthenticated = ts, 0
+        self._unauthenticated += 1
+        self._skipped += self._unauthenticated > UNAUTHENTICATED_PER_MIN
+        return self._unauthenticated > UNAUTHENTICATED_PER_MIN
 
     def _tell_skipped(self) -> None:
-        self._tell(Event.SKIPPED, STRANGERS, lines=self._skipped)
+        self._tell(Event.SKIPPED, UNAUTHENTICATED, lines=self._skipped)
         self._skipped = 0
 
     def _tell(self, event: Event, why: str, lines: int = 0, pruned: Head | None = None) -> None:
-        """Note what is about the log itself."""
+        """Add a line about the log itself."""
         assert self._chain is not None
         line = AuditLine(0, event, wall_s(), why=why, lines=lines)
         if pruned is not None:
@@ -280,7 +282,7 @@ class AuditLog:
         self._chain.add(line)
 
     def _prune(self) -> None:
-        """Remove the oldest files, once a line of the chain says where it begins now."""
+        """Remove the oldest files, after recording where the chain now begins."""
         files = [path for _, path in self._series.files()]
         surplus, kept = files[: -self._files_max], files[-self._files_max :]
         first = _first_seal(kept[0]) if surplus else None
@@ -293,7 +295,7 @@ class AuditLog:
 
 
 def lines_after(folder: Path, seq: int, files_max: int) -> Iterator[AuditLine]:
-    """The lines of requests after the one of that number, out of the newest `files_max` files. Raises OSError."""
+    """The request lines after line `seq`, from the newest `files_max` files. Raises OSError."""
     newest_first = numbered(folder, STEM, SUFFIX)[: -files_max - 1 : -1]
     later = list(takewhile(lambda item: (first := _first_line(item[1])) and first.seq > seq + 1, newest_first))
     for _, path in reversed(newest_first[: len(later) + 1]):
@@ -318,7 +320,7 @@ def _first_seal(path: Path) -> Seal | None:
 
 
 def _end(files: list[tuple[int, Path]]) -> Head:
-    """Where the chain ends by its files."""
+    """Where the chain ends according to its files."""
     for _, path in reversed(files):
         seal = end_of(path.read_bytes()).seal
         if seal is not None:
@@ -327,7 +329,8 @@ def _end(files: list[tuple[int, Path]]) -> Head:
 
 
 def _cut_torn(path: Path) -> tuple[bytes, int]:
-    """Cut off what stands after the last whole line. Returns the lines without a seal, and how many bytes it was."""
+    """Truncate the file after its last complete line. Returns the lines without a seal, and how many bytes were cut
+    off."""
     end = end_of(path.read_bytes())
     if end.torn_bytes:
         with path.open("rb+") as file:

@@ -1,4 +1,4 @@
-"""What a gateway knows of a request when it has ended, and what its tokens were."""
+"""What a gateway knows of a finished request, and how many tokens it used."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from forebay.wire.records import Decision
 
 
 class Used:
-    """Tokens of a request. `estimated`: no worker told all of them."""
+    """Tokens of a request. `estimated`: no worker reported all of them."""
 
     __slots__ = ("cached", "completion", "estimated", "prompt")
 
@@ -43,29 +43,29 @@ class Facts:
         self.code = decision.code
         self.spent = spent
         self.line = line
-        """That of the access log: the audit log says what it says."""
+        """Its access log line, which the audit log includes."""
         self.revision = revision
-        """Of the replica that answered."""
+        """That of the replica that answered."""
         self.key = key
         """Id of the API key, never the key."""
         self.client = client
         """Address of the client."""
         self.prompt = prompt
-        """The body of the request; needed only where `Recorder.prompts` says so."""
+        """The request body; set only if `Recorder.prompts` is true."""
 
 
 def used(
-    told: tuple[int, int, int] | None, begun: tuple[int, int, int | None], events: tuple[int, int], estimate: int
+    reported: tuple[int, int, int] | None, begun: tuple[int, int, int | None], events: tuple[int, int], estimate: int
 ) -> Used:
-    """The tokens of a request, wherever it has ended.
+    """The tokens of a request, however it ended.
 
-    `told`: prompt, completion and cached tokens by a worker; of a resumed stream the last worker tells those of the
-    whole. Without it, as of a cancelled stream: the prompt by what was told when it had `begun`, or the `estimate`
-    where that is nothing, and the relayed `events` with text, of all, one token each. Nothing was used where nothing
-    was answered.
+    `reported`: prompt, completion and cached tokens by a worker; for a resumed stream the last worker reports the
+    totals. Without it, as for a cancelled stream: the prompt tokens reported when the stream began (`begun`), or else
+    the `estimate`, and one token per relayed event with text. `events`: all relayed events, and those with text.
+    Without any event nothing was used.
     """
-    if told is not None:
-        prompt, completion, cached = told
+    if reported is not None:
+        prompt, completion, cached = reported
         return Used(prompt, completion, cached, estimated=False)
     relayed, with_text = events
     if not relayed:

@@ -1,8 +1,8 @@
 """The usage ledger of one gateway: requests and tokens by day, tenant, model and outcome.
 
-One small file a day, replaced as a whole every few seconds, says up to which audit line it has counted; `usage.json`
-says from which line on there is anything to count. So what a killed gateway had not saved is counted again from its
-audit lines, and no line twice.
+One small file per day, rewritten every few seconds, holds the number of the last audit line counted in it;
+`usage.json` holds the line up to which everything is counted. So after a kill the unsaved part is recounted from the
+audit lines, and no line is counted twice.
 """
 
 import math
@@ -30,23 +30,23 @@ from forebay.gateway.records.saved import (
 from forebay.gateway.records.writer import replace_file
 
 ROWS_MAX: Final = 10_000
-"""Most rows of a day; what goes over it is counted under `OTHER`."""
+"""Maximum rows per day; the rest is counted under `OTHER`."""
 OTHER: Final = "other"
 DAYS_MAX: Final = 400
 """Older days are removed."""
 REPLAY_FILES_MAX: Final = 4
-"""Most audit files that are looked through for lines that were not counted."""
+"""How many audit files are searched for uncounted lines."""
 OUTCOMES: Final = {"ok": "ok", "client_closed": "cancelled"} | {
     code.value: row.blame.value for code, row in TABLE.items()
 }
-"""Outcome by code: `ok`, `cancelled`, or whose fault it was."""
+"""Outcome by code: `ok`, `cancelled`, or who is to blame for the error."""
 
 Key = tuple[str, str, str]
 """Tenant, model, outcome."""
 
 
 class Tally:
-    """Sums that grow: as `Sums`, which are for files."""
+    """Running sums in memory; `Sums` are the same in files."""
 
     __slots__ = ("cached_tokens", "completion_tokens", "estimated", "prompt_tokens", "requests")
 
@@ -66,7 +66,7 @@ class Tally:
         self.estimated += used.estimated
 
     def add(self, sums: "Sums | Tally") -> None:
-        """Add what was saved, or counted elsewhere."""
+        """Add saved sums, or those of another tally."""
         self.requests += sums.requests
         self.prompt_tokens += sums.prompt_tokens
         self.completion_tokens += sums.completion_tokens
@@ -74,7 +74,7 @@ class Tally:
         self.estimated += sums.estimated
 
     def row(self, key: Key) -> Row:
-        """As it is saved."""
+        """The row to save."""
         tenant, model, outcome = key
         return Row(
             self.requests, self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated,
@@ -83,7 +83,7 @@ class Tally:
 
 
 class Ledger:
-    """Counts in memory; `checkpoint` saves. Nothing is read before `start`, and nothing is lost by it coming late."""
+    """Counts in memory; `checkpoint` saves. Counting works before `start`, which adds what was saved earlier."""
 
     def __init__(self) -> None:
         self._days: dict[int, dict[Key, Tally]] = {}
@@ -94,7 +94,7 @@ class Ledger:
         self._today = 0
         self._today_at = -math.inf
         self._rows: dict[Key, Tally] = {}
-        self._news = False  # today's file is behind
+        self._news = False  # today's file is out of date
 
     def count(self, ts: float, tenant: str, model: str, code: str, used: Used) -> None:
         """Count a request that ended at `ts`, seconds since the epoch."""
@@ -108,7 +108,7 @@ class Ledger:
         self._news = True
 
     def take(self, other: "Ledger") -> None:
-        """Count what another one has counted, which is done with."""
+        """Add the counts of another ledger, which is not used any more."""
         for day, rows in other._days.items():
             self._turn_to(day)
             for key, tally in rows.items():
@@ -132,7 +132,7 @@ class Ledger:
         return self._news or bool(self._dirty)
 
     def start(self, folder: Path) -> None:
-        """Take up what an earlier process counted, and what its audit lines tell beyond that. Raises OSError."""
+        """Add what an earlier process counted, and what its audit lines add to that. Raises OSError."""
         seq, found = read_position(folder), dict[tuple[int, Key], Sums]()
         for late in _not_counted(folder, seq, {}):
             found.setdefault((late.day, late.key), Sums()).add(late.sums)
@@ -144,12 +144,12 @@ class Ledger:
         self._folder, self._seq = folder, seq
 
     def checkpoint(self, seq: int | None) -> None:
-        """Save. `seq`: the last audit line, which is written and counted; None: there is no audit. Raises OSError."""
+        """Save. `seq`: the last audit line that is written and counted; None: no audit log. Raises OSError."""
         self._seq = self._seq if seq is None else seq
         self._note_today()
         for day in sorted(self._dirty):
             rows, path = self._days[day], day_file(self._folder, day)
-            if day not in self._read:  # another process, or this one long ago, has counted on that day
+            if day not in self._read:  # another process, or this one earlier, may have counted on that day
                 for row in read_day(path).rows:
                     key = (row.tenant, row.model, row.outcome)
                     (rows.get(key) or _new(rows, key)).add(row)
@@ -163,7 +163,7 @@ class Ledger:
         for day in over:
             del self._days[day]
             self._read.discard(day)
-            self._today_at = -math.inf  # it may have been that one
+            self._today_at = -math.inf  # it may be the current one
         if over:
             for _, path in day_files(self._folder)[:-DAYS_MAX]:
                 path.unlink(missing_ok=True)
@@ -179,7 +179,7 @@ class _Late(NamedTuple):
 
 
 def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[_Late]:
-    """What the audit lines tell beyond the days' files. Of those not in `days` the files are read. Raises OSError."""
+    """Audit lines that the files of the days do not include; files of days not in `days` are read. Raises OSError."""
     for line in lines_after(folder, position, REPLAY_FILES_MAX):
         day = int(line.ts // DAY_S)
         if day not in days:
@@ -191,8 +191,8 @@ def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[
 
 
 def usage(folder: Path, day_first: int) -> dict[tuple[int, Key], Sums]:
-    """All that a gateway has counted from that day (days since the epoch) on, up to its last line. Raises OSError."""
-    position = read_position(folder)  # first of all: what is saved from here on is told by the days' files
+    """All usage of a gateway since that day (days since the epoch), up to its last audit line. Raises OSError."""
+    position = read_position(folder)  # read first: whatever is saved from here on is in the files of the days
     days = {day: read_day(path) for day, path in day_files(folder)}
     found: dict[tuple[int, Key], Sums] = {}
     for day, content in days.items():

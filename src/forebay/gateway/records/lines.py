@@ -1,16 +1,16 @@
-"""What the access log says. Values only."""
+"""The lines of the access log. Values only."""
 
 import msgspec
 
 
 class Line(msgspec.Struct, gc=False, omit_defaults=True):
-    """What is written of one request. `ts` is seconds since the epoch."""
+    """One request. `ts` is seconds since the epoch."""
 
     event: str
     ts: float
     request_id: str
     path: str
-    """The endpoint, without a query: keys are sent in queries too."""
+    """The endpoint, without the query: some clients put keys in queries."""
     model: str
     status: int
     code: str
@@ -25,11 +25,11 @@ class Line(msgspec.Struct, gc=False, omit_defaults=True):
     cached_tokens: int = 0
     resumes: int = 0
     asked: str = ""
-    """The name in the request, if it is not that of the model that served it, or if none did."""
+    """The model name in the request, if another model served it, or none did."""
 
 
 class Dropped(msgspec.Struct):
-    """Says how many lines are missing."""
+    """How many lines were dropped."""
 
     event: str
     ts: float

@@ -1,7 +1,7 @@
-"""The one place that a gateway tells of finished requests: decisions, audit and ledger behind one call.
+"""The single entry point for records of finished requests: decisions, audit log and ledger.
 
-Serving never fails for the sake of records: what goes wrong with files is logged and tried again at the next `flush`,
-and what is lost is counted.
+Serving never fails because of records: file errors are logged and retried at the next `flush`, and losses are
+counted.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from forebay.gateway.records.writer import HELD_BYTES_MAX, Opener, OwnFolder, Re
 CHECKPOINT_S: Final = 5.0
 """How often the ledger is saved."""
 DECISION_BYTES: Final = 2048
-"""What a decision is taken for while it waits; most are smaller."""
+"""Assumed size of a buffered decision; most are smaller."""
 
 
-class _Meanwhile:
-    """What ends while a thread has the books. Of what is too much, only the ledger knows."""
+class _Pending:
+    """Requests that end while a thread has the records. Those beyond the bound are counted in the ledger only."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -42,7 +42,7 @@ class _Meanwhile:
 
 
 class Recorder:
-    """The records of one gateway process. `gateway` is its id; of one id, each process has its own folder."""
+    """The records of one gateway process. `gateway` is its id; each process with the same id has its own folder."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Recorder:
         open_file: Opener = open_append,
     ) -> None:
         self.prompts = spec.audit and spec.prompts
-        """Whether `Facts.prompt` is wanted."""
+        """Whether `Facts.prompt` is to be set."""
         self._root = Path(spec.folder)
         self._gateway = gateway
         self._log = log
@@ -68,19 +68,20 @@ class Recorder:
         self._to_start: list[Callable[[Path], None]] = [*logs, self._ledger.start]
         self._checkpoint_at = 0.0
         self._trouble: dict[str, str] = {}
-        self._told = 0
-        self._meanwhile: _Meanwhile | None = None
+        self._lost_logged = 0
+        self._pending: _Pending | None = None
 
     @property
     def lost(self) -> int:
-        """Records that are in no file: decisions, and requests that no audit line tells of."""
+        """Records that are in no file: decisions, and requests without an audit line."""
         return (self._decisions.dropped if self._decisions else 0) + (self._audit.lost if self._audit else 0)
 
     def start(self) -> bool:
-        """Take the folder and go on where the last process stopped; call it before the first request is served.
+        """Acquire the folder and continue where the last process stopped; call this before the first request is
+        served.
 
-        False if that cannot be done yet: then every `flush` tries again, and the audit log will say how many requests
-        came until then.
+        False if that is not possible yet: every `flush` retries it, and the audit log will say how many requests came
+        until then.
         """
         try:
             if self._own is None:
@@ -95,28 +96,28 @@ class Recorder:
         return True
 
     def finished(self, facts: Facts) -> None:
-        """A request has ended."""
-        if self._meanwhile is not None:
-            self._meanwhile.add(facts)
+        """Record a finished request."""
+        if self._pending is not None:
+            self._pending.add(facts)
             return
         self._note(facts)
         self._ledger.count(facts.ts, facts.tenant, facts.model, facts.code, facts.spent)
 
     async def flush_aside(self, now: float) -> None:
-        """`flush` on another thread: a disk that stalls, as disks do for a second, then holds up no request.
+        """`flush` on another thread: a disk that stalls, for a second or so, then delays no request.
 
-        The books are that thread's until it has done, also if this is cancelled. What ends meanwhile is noted after
-        it.
+        The records belong to that thread until it is done, even if this task is cancelled. Requests that end
+        meanwhile are recorded afterwards.
         """
-        self._meanwhile = _Meanwhile()
+        self._pending = _Pending()
         flushed = asyncio.get_running_loop().run_in_executor(None, self.flush, now)
         cancelled: asyncio.CancelledError | None = None
         while not flushed.done():
             try:
                 await asyncio.wait((flushed,))
-            except asyncio.CancelledError as error:  # the thread goes on; compiled code waits in no handler
+            except asyncio.CancelledError as error:  # the thread goes on; compiled code must not await in here
                 cancelled = error
-        late, self._meanwhile = self._meanwhile, None
+        late, self._pending = self._pending, None
         self._ledger.take(late.ledger)
         for facts in late.waiting:
             self._note(facts)
@@ -127,7 +128,7 @@ class Recorder:
         flushed.result()
 
     def flush(self, now: float) -> None:
-        """Write what has come in. `now`: seconds by a clock that never goes back."""
+        """Write the buffered records. `now`: seconds of a monotonic clock."""
         if self._to_start and not self.start():
             return
         self._write()
@@ -135,13 +136,13 @@ class Recorder:
             return
         self._checkpoint_at = now + CHECKPOINT_S
         if self._ledger.dirty and not (self._audit is not None and self._audit.behind):
-            self._checkpoint()  # else the lines that are still to be written will tell
-        if self.lost > self._told:
-            self._log.warning("records lost", records=self.lost - self._told, **self._trouble)
-            self._told = self.lost
+            self._checkpoint()  # lines still to be written will be counted from the audit log
+        if self.lost > self._lost_logged:
+            self._log.warning("records lost", records=self.lost - self._lost_logged, **self._trouble)
+            self._lost_logged = self.lost
 
     def close(self) -> None:
-        """Write all that can be written, and let go of the folder."""
+        """Write everything that can be written, and release the folder."""
         if not self._to_start or self.start():
             self._write()
             self._checkpoint()
@@ -184,7 +185,7 @@ class Recorder:
             self._tell("usage", None)
 
     def _tell(self, name: str, error: OSError | None) -> None:
-        """Log what begins and what ends, not every attempt."""
+        """Log when an error begins and ends, not every attempt."""
         why = f"{error.strerror}: {error.filename or self._root}" if error is not None else ""
         if self._trouble.get(name, "") == why:
             return
@@ -193,4 +194,4 @@ class Recorder:
             self._log.warning("records cannot be written", what=name, why=why)
         else:
             del self._trouble[name]
-            self._log.info("records are written again", what=name)
+            self._log.info("records can be written again", what=name)

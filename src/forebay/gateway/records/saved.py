@@ -1,4 +1,4 @@
-"""The small files beside the records: what the ledger has counted, where the chain ends, and whether there is one."""
+"""The small files beside the records: the ledger's counts, the head of the chain, the mark of a chain's folder."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ PREFIX: Final = "usage-"
 HEAD: Final = "audit.head"
 HEAD_BYTES_MAX: Final = 4096
 NEIGHBOURS_MAX: Final = 256
-"""More chains beside one are not looked at."""
+"""At most this many other chains are witnessed."""
 MARK: Final = b"audit\n"
-"""Stands in the lock of a folder that holds a chain, or has held one."""
+"""Content of the lock file of a folder that holds or held a chain."""
 HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Sums(msgspec.Struct, gc=False):
-    """What adds up. `estimated` are requests whose tokens are the gateway's own count."""
+    """Additive counts. `estimated`: requests whose tokens the gateway counted itself."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -44,7 +44,7 @@ class Sums(msgspec.Struct, gc=False):
 
 
 class Row(Sums, gc=False, kw_only=True):
-    """What is saved of a key."""
+    """The sums of one key."""
 
     tenant: str
     model: str
@@ -65,7 +65,7 @@ class Position(msgspec.Struct):
 
 
 class SavedHead(Head, frozen=True):
-    """The end of a chain, as it is saved. `open`: by a gateway that has not closed its log."""
+    """The head of a chain, as saved. `open`: the gateway has not closed its log."""
 
     open: bool = False
 
@@ -79,12 +79,12 @@ def day_text(day: int) -> str:
 
 
 def day_file(folder: Path, day: int) -> Path:
-    """Where a day is kept."""
+    """Path of a day's file."""
     return folder / f"{PREFIX}{day_text(day)}.json"
 
 
 def day_files(folder: Path) -> list[tuple[int, Path]]:
-    """All that are there, by day."""
+    """All existing files, by day."""
     found = []
     for path in folder.glob(f"{PREFIX}*.json"):
         try:
@@ -96,7 +96,7 @@ def day_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_day(path: Path) -> Day:
-    """What a day's file says; nothing if it cannot be understood. Raises OSError."""
+    """The content of a day's file; empty if there is none, or it cannot be parsed. Raises OSError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Day)
     except (FileNotFoundError, *UNREADABLE):
@@ -104,7 +104,7 @@ def read_day(path: Path) -> Day:
 
 
 def read_position(folder: Path) -> int:
-    """Up to which audit line all is counted. Raises OSError."""
+    """The audit line up to which everything is counted. Raises OSError."""
     try:
         return msgspec.json.decode((folder / POSITION).read_bytes(), type=Position).seq
     except (FileNotFoundError, *UNREADABLE):
@@ -115,7 +115,7 @@ def read_position(folder: Path) -> int:
 
 
 def read_saved_head(folder: Path) -> SavedHead | None:
-    """The head of a folder's chain; None if there is none that makes sense. Raises OSError."""
+    """The head of a folder's chain; None if there is no valid one. Raises OSError."""
     try:
         return msgspec.json.decode((folder / HEAD).read_bytes(), type=SavedHead)
     except (FileNotFoundError, *UNREADABLE):
@@ -123,13 +123,13 @@ def read_saved_head(folder: Path) -> SavedHead | None:
 
 
 def read_head(folder: Path) -> Head | None:
-    """Where the chain of a folder ends by its head; None if there is none that makes sense. Raises OSError."""
+    """`read_saved_head` without its state: line number and hash. Raises OSError."""
     head = read_saved_head(folder)
     return Head(head.seq, head.hash) if head is not None else None
 
 
 def save_head(folder: Path, head: SavedHead) -> None:
-    """Put it into place. Raises OSError."""
+    """Replace the head file, and mark the folder. Raises OSError."""
     replace_file(folder / HEAD, msgspec.json.encode(head))
     with contextlib.suppress(OSError):
         _mark(folder)
@@ -141,7 +141,7 @@ def counted_to(folder: Path) -> int:
 
 
 def held_chain(folder: Path) -> bool:
-    """Whether something beside its files says that a folder holds a chain, or has held one. Raises OSError."""
+    """Whether anything besides the log itself shows that a folder holds or held a chain. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), (folder / LOCK).open("rb") as lock:
         if lock.read(len(MARK)) == MARK:
             return True
@@ -149,7 +149,7 @@ def held_chain(folder: Path) -> bool:
 
 
 def heads_beside(folder: Path) -> dict[str, Head]:
-    """Where the other chains end, by name. What cannot be read, or makes no sense, is left out."""
+    """The heads of the other chains, by name, without those that are unreadable or invalid."""
     found: dict[str, Head] = {}
     with contextlib.suppress(OSError):
         for other in folders(folder.parent):
@@ -162,7 +162,7 @@ def heads_beside(folder: Path) -> dict[str, Head]:
 
 
 def _sound_head(folder: Path) -> Head | None:
-    """A head that somebody else writes: whatever stands there holds nobody up."""
+    """A head file written by another process: no content of it may block or fail this one."""
     try:
         fd = os.open(folder / HEAD, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:

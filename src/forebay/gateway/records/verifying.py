@@ -1,4 +1,4 @@
-"""Whether the audit logs of a cluster are whole: each by itself, and by what the others have seen of it."""
+"""Verifies the audit logs of a cluster: each by itself, and against what the others have recorded of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from forebay.gateway.records.writer import folders, numbered
 from forebay.wire.records import AuditLine, Event, Flaw, Head, Kind, Verifier, audit_line, is_witness, unseal
 
 FLAWS_MAX: Final = 100
-"""More flaws of one file are counted, not listed."""
-Still = Callable[[], None]
-"""Called before each file; may raise to end it."""
+"""Further flaws of a file are counted, not listed."""
+CancelCheck = Callable[[], None]
+"""Called before each file; may raise to cancel."""
 
 
-def go_on() -> None:
-    """Nothing ends it."""
+def never_cancelled() -> None:
+    """The default: never cancelled."""
 
 
 @dataclass(slots=True)
 class FileReport:
-    """What verifying found in one file. Times are seconds since the epoch, None if no line could be read."""
+    """Result for one file. Times are seconds since the epoch, None if no line could be read."""
 
     name: str
     lines: int = 0
@@ -30,21 +30,21 @@ class FileReport:
     last: float | None = None
     flaws: list[Flaw] = field(default_factory=list)
     flaws_more: int = 0
-    """Flaws beyond `FLAWS_MAX`."""
+    """Number of flaws beyond `FLAWS_MAX`."""
     unfinished_bytes: int = 0
-    """At the end of the newest file, without a seal: what is being written, or was when the gateway was killed."""
+    """Unsealed bytes at the end of the newest file: still being written, or left by a killed gateway."""
 
 
 @dataclass(slots=True)
 class ChainReport:
-    """What verifying found in one chain. `flaws` are those that belong to no file."""
+    """Result for one chain. `flaws` are those that belong to no file."""
 
     chain: str
     head: Head | None
     files: list[FileReport] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     gaps: list[AuditLine] = field(default_factory=list)
-    """Lines that were lost, or sealed late, as the log itself says."""
+    """Lines about losses and late seals, from the log itself."""
 
     @property
     def ok(self) -> bool:
@@ -58,28 +58,30 @@ class _Checked(NamedTuple):
 
 
 def has_chain(folder: Path) -> bool:
-    """Whether a folder holds a chain, or what is left of one. Raises OSError."""
+    """Whether a folder holds a chain, or a part of one. Raises OSError."""
     return read_head(folder) is not None or bool(numbered(folder, STEM, SUFFIX))
 
 
-def verify_all(root: Path, *, archived: bool = False, still: Still = go_on) -> list[ChainReport]:
-    """Check the chains of all gateways, which may grow meanwhile. Raises OSError.
+def verify_all(
+    root: Path, *, archived: bool = False, check_cancelled: CancelCheck = never_cancelled
+) -> list[ChainReport]:
+    """Verify the chains of all gateways, which may grow meanwhile. Raises OSError.
 
-    What a chain says of another one counts if it was said before that was read, so that none seems cut short.
-    `archived`: the oldest files, or whole folders, were moved elsewhere on purpose.
+    A witness line counts only if it was written before the witnessed chain was read, so that no chain seems
+    truncated. `archived`: the oldest files, or whole folders, were moved elsewhere on purpose.
     """
-    seen = _seen(root, still)
+    seen = _seen(root, check_cancelled)
     checked: dict[str, _Checked] = {}
     for folder in folders(root):
         if held_chain(folder) or has_chain(folder):
             wanted = frozenset(seen.get(folder.name, ()))
-            checked[folder.name] = _check(folder, wanted, archived=archived, still=still)
+            checked[folder.name] = _check(folder, wanted, archived=archived, check_cancelled=check_cancelled)
     missing: dict[str, ChainReport] = {}
     for by, (_, verifier) in checked.items():
-        told: set[str] = set()
+        reported: set[str] = set()
         for line in reversed(verifier.witnessed):
             name = line.other
-            if name in told or line.other_seq not in seen.get(name, ()):
+            if name in reported or line.other_seq not in seen.get(name, ()):
                 continue
             if name in checked:
                 flaw = checked[name].verifier.against(Head(line.other_seq, line.other_hash), by)
@@ -91,22 +93,22 @@ def verify_all(root: Path, *, archived: bool = False, still: Still = go_on) -> l
                 flaw = Flaw(Kind.MISSING, 0, text)
                 report = missing.setdefault(name, ChainReport(name, None))
             if flaw is not None:
-                told.add(name)
+                reported.add(name)
                 report.flaws.append(flaw)
     reports = [report for report, _ in checked.values()] + list(missing.values())
     return sorted(reports, key=lambda report: report.chain)
 
 
-def verify(folder: Path, *, archived: bool = False, still: Still = go_on) -> ChainReport:
-    """Check one chain by itself, which may grow meanwhile. Raises OSError.
+def verify(folder: Path, *, archived: bool = False, check_cancelled: CancelCheck = never_cancelled) -> ChainReport:
+    """Verify one chain by itself, which may grow meanwhile. Raises OSError.
 
-    `archived`: the oldest files were moved elsewhere on purpose, begin with what is here.
+    `archived`: the oldest files were moved elsewhere on purpose, so begin with the first one here.
     """
-    return _check(folder, frozenset(), archived=archived, still=still).report
+    return _check(folder, frozenset(), archived=archived, check_cancelled=check_cancelled).report
 
 
-def _check(folder: Path, wanted: frozenset[int], *, archived: bool, still: Still) -> _Checked:
-    counted = counted_to(folder)  # first of all: the lines that it names are in the files by now
+def _check(folder: Path, wanted: frozenset[int], *, archived: bool, check_cancelled: CancelCheck) -> _Checked:
+    counted = counted_to(folder)  # read first: the lines that it names are in the files by now
     held = held_chain(folder)
     head = read_head(folder)
     verifier = Verifier(folder.name, head, archived=archived, wanted=wanted)
@@ -117,7 +119,7 @@ def _check(folder: Path, wanted: frozenset[int], *, archived: bool, still: Still
         report.flaws.append(Flaw(Kind.MISSING, 0, f"the whole log is gone: {past}"))
         return _Checked(report, verifier)
     for number, path in files:
-        still()
+        check_cancelled()
         report.files.append(_verify_file(path, verifier, newest=number == files[-1][0]))
     report.flaws = verifier.finish()
     report.gaps = verifier.gaps
@@ -127,12 +129,12 @@ def _check(folder: Path, wanted: frozenset[int], *, archived: bool, still: Still
     return _Checked(report, verifier)
 
 
-def _seen(root: Path, still: Still) -> dict[str, set[int]]:
-    """Which lines of which chains the others speak of. Whether they are as they were written, verifying tells."""
+def _seen(root: Path, check_cancelled: CancelCheck) -> dict[str, set[int]]:
+    """The lines of other chains that each chain has witnessed. Verification decides whether those are authentic."""
     found: dict[str, set[int]] = {}
     for folder in folders(root):
         for _, path in numbered(folder, STEM, SUFFIX):
-            still()
+            check_cancelled()
             with path.open("rb") as file:
                 for raw in file:
                     line = audit_line(raw.rstrip(b"\n")) if is_witness(raw) else None

@@ -1,7 +1,7 @@
-"""Files that only grow: numbered series of them, written in batches, and the folder that one process owns.
+"""Append-only files: numbered series of them, written in batches, and the folder that one process owns.
 
-A full disk never stops serving: what cannot be written is held up to a bound. What was written in part goes on from
-that very byte.
+A full disk never stops serving: what cannot be written is buffered up to a bound. A partial write is continued at the
+very byte where it stopped.
 """
 
 import errno
@@ -14,22 +14,22 @@ from typing import Final, Protocol
 from forebay.wire.records import Decision, frame
 
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""With so much to be written, of one series, nothing more is taken."""
+"""With this much of one series buffered, nothing more is accepted."""
 FRAME_DECISIONS_MAX: Final = 32
-"""So many decisions are framed together; what damages one of them in a file damages all."""
+"""How many decisions go into one frame; damage to one of them in a file affects all."""
 FOLDERS_MAX: Final = 16
-"""Folders of one gateway id: a successor comes up while its predecessor drains."""
+"""Folders per gateway id: a successor starts while its predecessor drains."""
 LOCK: Final = "lock"
-"""In each folder: held by who owns it."""
+"""Lock file in each folder: held by the process that owns it."""
 MODE: Final = 0o600
-"""Records are for the user who runs the gateway."""
+"""Only the user who runs the gateway may read records."""
 
 
 class Sink(Protocol):
-    """An unbuffered file that only grows."""
+    """An unbuffered append-only file."""
 
     def write(self, data: bytes, /) -> int | None:
-        """Write some of it, and say how much. Raises OSError."""
+        """Write some of the data, and return how many bytes. Raises OSError."""
 
     def close(self) -> None:
         """Close the file."""
@@ -39,12 +39,12 @@ Opener = Callable[[Path], Sink]
 
 
 def open_append(path: Path) -> Sink:
-    """The file at `path`, made if it is not there."""
+    """The file at `path`, created if missing."""
     return open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, MODE))
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a whole new content into place. Raises OSError, and then the file is as it was."""
+    """Replace the content of a file atomically. Raises OSError, and then the file is unchanged."""
     draft = path.with_name(f".{path.name}.new")
     try:
         with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, MODE)) as file:
@@ -56,7 +56,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def numbered(folder: Path, stem: str, suffix: str) -> list[tuple[int, Path]]:
-    """The files `STEM-00000001SUFFIX` and so on of a folder, by number."""
+    """The files `STEM-00000001SUFFIX` and so on in a folder, by number."""
     found = []
     for path in folder.glob(f"{stem}-*{suffix}"):
         digits = path.name[len(stem) + 1 : -len(suffix)]
@@ -71,10 +71,10 @@ def folders(root: Path) -> list[Path]:
 
 
 class OwnFolder:
-    """A folder that no other process writes to, for as long as this one lives: `GATEWAY`, `GATEWAY+1` and so on."""
+    """A folder that only this process writes to while it runs: `GATEWAY`, `GATEWAY+1` and so on."""
 
     def __init__(self, root: Path, gateway: str) -> None:
-        """Take the first that is free. Raises OSError."""
+        """Acquire the first free one. Raises OSError."""
         for number in range(FOLDERS_MAX):
             self.path = root / (f"{gateway}+{number}" if number else gateway)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,19 +89,19 @@ class OwnFolder:
         raise OSError(errno.EBUSY, f"{FOLDERS_MAX} other processes write records of this gateway", str(root))
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the folder."""
         os.close(self._lock)
 
 
 class Series:
-    """Numbered files with pieces in them. Pieces are written in order, and none is cut by the end of a file."""
+    """Numbered files made of pieces. Pieces are written in order, and none is split across files."""
 
     def __init__(self, stem: str, suffix: str, bytes_max: int, open_file: Opener) -> None:
         self.held: list[bytes] = []
-        """What is not written yet; the first piece may be the rest of one."""
+        """Pieces still to be written; the first may be the rest of one."""
         self.held_bytes = 0
         self.number = 0
-        """The file that grows, or grew last."""
+        """The current file."""
         self._stem = stem
         self._suffix = suffix
         self._bytes_max = bytes_max
@@ -112,7 +112,7 @@ class Series:
         self._cut = False
 
     def start(self, folder: Path) -> None:
-        """Go on with the newest file of a folder. Raises OSError."""
+        """Continue the newest file of a folder. Raises OSError."""
         files = numbered(folder, self._stem, self._suffix)
         self._folder = folder
         if files:
@@ -121,11 +121,11 @@ class Series:
 
     @property
     def full(self) -> bool:
-        """Whether no more may be added."""
+        """Whether nothing more may be added."""
         return self.held_bytes >= HELD_BYTES_MAX
 
     def add(self, piece: bytes) -> None:
-        """Hold a piece until the next `write`."""
+        """Buffer a piece until the next `write`."""
         self.held.append(piece)
         self.held_bytes += len(piece)
 
@@ -134,7 +134,7 @@ class Series:
         return numbered(self._folder, self._stem, self._suffix)
 
     def write(self) -> None:
-        """Write what is held. Raises OSError if something is left."""
+        """Write the buffered pieces. Raises OSError if some remain."""
         while self.held:
             if self._size and not self._cut and self._size + len(self.held[0]) > self._bytes_max:
                 self.close()
@@ -154,10 +154,10 @@ class Series:
             elif written:
                 self._keep_rest(written)
             else:
-                raise OSError(errno.EIO, "the file takes nothing")
+                raise OSError(errno.EIO, "the file accepts no data")
 
     def _fitting(self) -> int:
-        """How many of the pieces go into this file: at least one."""
+        """How many of the pieces fit into this file: at least one."""
         room = self._bytes_max - self._size
         for count, piece in enumerate(self.held):
             room -= len(piece)
@@ -182,7 +182,7 @@ class Series:
 
 
 class RecordLog:
-    """Decisions, in a series of files of which the oldest are removed. What cannot be held is dropped and counted."""
+    """Decisions in a series of files of which the oldest are removed. What overflows is dropped and counted."""
 
     STEM: Final = "decisions"
     SUFFIX: Final = ".log"
@@ -194,14 +194,14 @@ class RecordLog:
         self._series = Series(self.STEM, self.SUFFIX, bytes_max, open_file)
         self._noted: list[Decision] = []
         self._framed: list[int] = []
-        """How many decisions are in each piece that the series holds."""
+        """Number of decisions in each piece that the series has buffered."""
 
     def start(self, folder: Path) -> None:
-        """Go on where the last process stopped. Raises OSError."""
+        """Continue where the last process stopped. Raises OSError."""
         self._series.start(folder)
 
     def add(self, decision: Decision) -> None:
-        """Note a decision."""
+        """Add a decision."""
         if self._series.full:
             self.dropped += 1
             return
@@ -210,7 +210,7 @@ class RecordLog:
             self._frame()
 
     def flush(self) -> None:
-        """Write what was noted. Raises OSError if something is left; it is tried again."""
+        """Write the buffered decisions. Raises OSError if some remain, which are retried at the next call."""
         series, number = self._series, self._series.number
         self._frame()
         try:
@@ -222,7 +222,7 @@ class RecordLog:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file; what is still held is lost."""
+        """Close the file; decisions still buffered are lost."""
         self.dropped += len(self._noted) + sum(self._framed)
         self._series.close()
 

@@ -1,15 +1,15 @@
-"""A model with two revisions: which of them a request belongs to, where it may go instead, and what it has shown.
+"""A model with two revisions: which arm a request belongs to, where else it may go, and what it has shown.
 
-Availability goes before the plan. Where a request goes, by the canary's share of the traffic:
+Availability comes before the split. Where a request goes, by the canary's share of the traffic:
 
-- Stable's request waits for stable, also while the canary is idle: the share is what the canary is trusted with. Only
-  if no live replica of stable is left that it has not tried, or all of them have open breakers, does it go anywhere.
-- The canary's request goes to stable at once where the canary has no room, no live replica, or open breakers.
-- What has failed somewhere goes to stable, and where that has no room anywhere.
-- At a share of 0 the canary gets what asks for it by name. A canary that is live, and not yet trusted, is still
-  better than a refusal: it gets what has no live replica of stable left, and nothing else.
+- A request of the stable arm waits for stable, even while the canary is idle: the share is the limit of trust in the
+  canary. It may go anywhere only if no live stable replica is left that it has not tried, or all have open breakers.
+- A request of the canary arm goes to stable at once if the canary has no room, no live replica, or open breakers.
+- A request whose attempt failed goes to stable, and anywhere if stable has no room.
+- At a share of 0 the canary gets the requests that name its revision. A live canary, although not trusted yet, is
+  still better than an error: it also gets requests for which no live stable replica is left, and nothing else.
 - At a share of 1 requests wait for the canary, unless none of its replicas is live, or all have open breakers.
-- Sequences of tensor models have their state in a replica. They stay with stable for as long as it has a live one.
+- Sequences of tensor models have their state in a replica. They stay with stable as long as it has a live one.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -24,7 +24,7 @@ from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import OK
 from forebay.gateway.asking import session_of
 from forebay.gateway.dispatch.choosing import among
-from forebay.gateway.dispatch.dispatching import strangers
+from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.relay import WHOLE
 from forebay.gateway.rollout.mirroring import EMBEDDINGS, Mirror, answer_in, begin_mirror
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from forebay.gateway.gateway import Gateway
     from forebay.gateway.relay import Relay
 
-STABLE: Final = Arm.STABLE  # looked up once: members of an enum are slow to get at
+STABLE: Final = Arm.STABLE  # looked up once: access to enum members is slow
 CANARY: Final = Arm.CANARY
 NOTES: Final = {STABLE: "; stable", CANARY: "; canary"}
-"""What the reason of a route says besides where the arm has decided it."""
+"""Suffix of a route's reason if the arm decided where the request went."""
 TICK_S: Final = 0.001
-"""The loop's clock moves in such steps; nothing takes no time."""
+"""Resolution of the loop's clock; no duration is zero."""
 _CHAT: Final = Task.CHAT
 
 
@@ -57,21 +57,21 @@ class Side:
         self.stays = stays
         """It stays with this arm whatever the share becomes."""
         self.tells = tells
-        """Whether how it goes says something of the revision."""
+        """Whether its outcome says something about the revision."""
         self.meant = arm
-        """Where it was to go when that was last asked: all of it goes to one arm when the share is 0 or 1."""
+        """The arm that the last choice aimed at: with a share of 0 or 1 all requests go to one arm."""
         self.bound = ""
         """The revision that it waits for; empty: any."""
         self.went: Arm | None = None
-        """Where its first attempt is, if that is where it was meant to go, and it is still to be told of."""
+        """The arm of its first attempt, if that went where it was meant to go and is not reported yet."""
         self.since = 0.0
-        """When that began, on the loop's clock."""
+        """When that attempt began, on the loop's clock."""
         self.note = ""
         self.mirror: Mirror | None = None
 
 
 def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | Wait | Shed:
-    """Which replica is to get a request that asks for no revision by its name."""
+    """Choose a replica for a request that names no revision."""
     side, share = relay.side, split.share
     if side is None or side.rollout != split.rollout:
         side = relay.side = _side_for(relay, split)
@@ -87,7 +87,7 @@ def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | W
     else:
         side.meant = STABLE
     side.bound = split.stable
-    choice = _within(gateway, relay, split.stable, at_any_rate=share <= 0.0 or side.stays)
+    choice = _within(gateway, relay, split.stable, required=share <= 0.0 or side.stays)
     if choice is not None and (isinstance(choice, Route) or share <= 0.0 or not failed):
         return choice
     side.bound = ""
@@ -95,22 +95,22 @@ def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | W
 
 
 def kind_of(relay: "Relay") -> tuple[Arm, bool] | None:
-    """What requests that wait have in common which may go to the same replicas; None: the arms are none of theirs."""
+    """Key of the queued requests that may go to the same replicas; None: the request has no arm."""
     side = relay.side
     return None if side is None else (side.arm, relay.retries > 0 or relay.resumes > 0)
 
 
 def bound_to(relay: "Relay") -> str:
-    """The revision that a request needs a place at; empty: any will do."""
+    """The revision that a request needs a slot of; empty: any."""
     return relay.revision or (relay.side.bound if relay.side is not None else "")
 
 
 def sent(gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
-    """A request is on its way to a replica of a model with two revisions."""
+    """A request is being sent to a replica of a model with two revisions."""
     if link.mirrors and link.load + len(link.mirrors) > link.places:
-        next(reversed(link.mirrors)).make_way()
+        next(reversed(link.mirrors)).cancel()
     side = relay.side
-    if side is None or side.rollout != split.rollout:  # it has asked for a revision by its name
+    if side is None or side.rollout != split.rollout:  # it named a revision
         return
     its_own = link.revision == (split.canary if side.meant is CANARY else split.stable)
     side.note = NOTES[side.meant] if its_own else ""
@@ -121,7 +121,7 @@ def sent(gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None
 
 
 def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now: float) -> None:
-    """An attempt has ended: tell of it if it was the first one. A later one may hide that this has failed."""
+    """Report the first attempt when it ends: a later one may hide that it failed."""
     side, split = relay.side, relay.served.split
     assert side is not None
     arm, mirror = side.went, side.mirror
@@ -167,7 +167,7 @@ def _side_for(relay: "Relay", split: Split) -> Side:
 
 
 def _caller(relay: "Relay") -> str:
-    """Who asks: a session, a user of an API key or the key itself, or an address."""
+    """The caller: a session, a user of an API key or the key itself, or an address."""
     session = relay.session or session_of(relay.exchange, relay.served.routes)
     if session:
         return f"session {session.decode('latin-1')}"
@@ -177,20 +177,20 @@ def _caller(relay: "Relay") -> str:
 
 
 def _within(
-    gateway: "Gateway", relay: "Relay", revision: str, *, at_any_rate: bool = False
+    gateway: "Gateway", relay: "Relay", revision: str, *, required: bool = False
 ) -> Route | Wait | Shed | None:
-    """A choice among the live replicas of a revision; None: there is none left, or only with open breakers."""
+    """A choice among the live replicas of a revision; None: none is left, or only some with open breakers."""
     served, tried = relay.served, relay.tried
     if not any(x.live and x.revision == revision and (x.id, x.generation) not in tried for x in served.links):
         return None
-    choice = among(gateway, relay, (*tried, *strangers(served.links, revision)), not at_any_rate)
-    if at_any_rate or isinstance(choice, Route):
+    choice = among(gateway, relay, (*tried, *of_other_revisions(served.links, revision)), not required)
+    if required or isinstance(choice, Route):
         return choice
     return choice if isinstance(choice, Wait) and choice.why is not Why.NONE_READY else None
 
 
 def _said(relay: "Relay") -> str | None:
-    """The text of an answer that is complete; None if it is none, or cannot be read."""
+    """The text of a complete response; None if it has none, or cannot be parsed."""
     transcript = relay._transcript
     if transcript is not None:
         what = transcript.state()

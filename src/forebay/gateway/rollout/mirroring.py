@@ -1,7 +1,7 @@
-"""Copies of requests for the canary, whose answers nobody gets: what it would have said, and whether it fails.
+"""Mirrored requests: copies for the canary whose responses are only compared and counted.
 
-A copy is made after its request has been sent. Nothing waits for it, no load or account counts it, and it gives way
-as soon as a real request wants its place.
+A copy is sent after the original. Nothing waits for it, no load or account includes it, and it is cancelled as soon
+as a real request needs its slot.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from forebay.core.model import Split
 from forebay.core.resilience import State
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
-from forebay.gateway.account import OK, UNTOLD, usage
+from forebay.gateway.account import OK, UNREPORTED, usage
 from forebay.gateway.relay import ERROR, OBJECT_ENDS, USAGE
-from forebay.gateway.tensor.answers import CODES, code_in, code_of, turned_away
+from forebay.gateway.tensor.answers import CODES, code_in, code_of, is_retryable
 from forebay.net.client import CallError, Header
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import texts
@@ -31,23 +31,39 @@ if TYPE_CHECKING:
 
 EMBEDDINGS: Final = "/v1/embeddings"
 COPIED: Final = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS})
-"""Paths of requests that have no effect but their answer."""
+"""Paths of requests without side effects."""
 MIRRORS_MAX: Final = 8
-"""Under way at one replica."""
+"""Maximum in flight at one replica."""
 MIRROR_S_MAX: Final = 120.0
-"""Nobody is waiting for it: what takes longer tells little, and keeps a place."""
+"""Timeout: no client waits, and a slower response says little and holds a slot."""
 ANSWER_BYTES_MAX: Final = 1024 * 1024
-"""Of a longer one nothing but how it ended is told."""
+"""Of a longer response only the outcome is reported."""
 VECTORS_BYTES_MAX: Final = 256 * 1024
-"""The same of answers with vectors: so much of them is read within half a millisecond."""
+"""The same for responses with vectors: this much is parsed in half a millisecond."""
 
 
 class Mirror:
-    """One copy on its way, the sink of its answer."""
+    """One copy in flight, the sink of its response."""
 
     __slots__ = (
-        "_body", "_call", "_canary", "_counters", "_early", "_gateway", "_link", "_path", "_question", "_rollout",
-        "_size", "_stable", "_status", "_stratum", "_timer", "_transcript", "_turned_away", "_usage",
+        "_body",
+        "_call",
+        "_canary",
+        "_counters",
+        "_early",
+        "_gateway",
+        "_link",
+        "_path",
+        "_question",
+        "_rejected",
+        "_rollout",
+        "_size",
+        "_stable",
+        "_status",
+        "_stratum",
+        "_timer",
+        "_transcript",
+        "_usage",
     )  # fmt: skip
 
     def __init__(self, gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
@@ -64,28 +80,28 @@ class Mirror:
         self._size = 0
         self._body: list[bytes] = []
         self._transcript: Transcript | None = None
-        self._turned_away = False
-        self._usage = UNTOLD
+        self._rejected = False
+        self._usage = UNREPORTED
         self._stable: str | Vectors | None = None
         self._canary: str | Vectors | None = None
         link.mirrors[self] = None
         self._timer = asyncio.get_running_loop().call_later(MIRROR_S_MAX, self._stop, "late")
         self._call = link.pool.call(relay.request, self)
 
-    def make_way(self) -> None:
-        """A real request wants its place, or the gateway stops."""
+    def cancel(self) -> None:
+        """Cancel it: a real request needs its slot, or the gateway stops."""
         self._stop("gave_way")
 
     def stable_said(self, answer: str | Vectors) -> Pair | None:
-        """The request itself was answered well. Returns both answers if the other one is there too."""
+        """The original succeeded. Returns both answers if the copy's is there too."""
         self._stable = answer
         return self._pair()
 
-    # --- the sink of its answer
+    # --- sink of the response
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        self._turned_away = turned_away(status, headers)
+        self._rejected = is_retryable(status, headers)
         for name, value in headers:
             if name == USAGE:
                 self._usage = usage(value)
@@ -124,7 +140,7 @@ class Mirror:
     def on_error(self, error: CallError) -> None:
         self._ended(Code.REPLICA_LOST.value)
 
-    # --- inside
+    # --- internal
 
     def _stop(self, outcome: str) -> None:
         self._call.cancel()
@@ -136,10 +152,10 @@ class Mirror:
         self._counters(outcome).inc()
 
     def _ended(self, code: str) -> None:
-        if self._turned_away:
+        if self._rejected:
             self._leave("no_room")
             return
-        if code != OK and self._link.retired:  # it was stopped by somebody
+        if code != OK and self._link.retired:  # it was cancelled
             self._leave("gave_way")
             return
         self._leave("ok" if code == OK else "failed")
@@ -169,13 +185,13 @@ class Mirror:
             return None
         question = texts.prompt(self._question.partition(b"\r\n\r\n")[2])
         longest = max(len(stable), len(canary), len(question.schema))
-        schema = question.schema if longest <= PAIR_CHARS_MAX else ""  # what is cut fits no schema
+        schema = question.schema if longest <= PAIR_CHARS_MAX else ""  # a truncated text matches no schema
         asked, stable, canary = (text[:PAIR_CHARS_MAX] for text in (question.text, stable, canary))
         return Pair(self._rollout, self._stratum, asked, stable, canary, schema)
 
 
 def answer_in(path: str, body: list[bytes]) -> str | Vectors | None:
-    """What a whole answer says: its text, or its vectors, of which a broken one has none; None: it cannot be told."""
+    """The content of a complete response: its text, or its vectors (none if it is malformed); None: unknown."""
     whole = b"".join(body)
     if path != EMBEDDINGS:
         return texts.response_text(whole)
@@ -183,7 +199,7 @@ def answer_in(path: str, body: list[bytes]) -> str | Vectors | None:
 
 
 def begin_mirror(gateway: "Gateway", relay: "Relay", split: Split) -> Mirror | None:
-    """Send a copy of a request to the canary, if it is one of those that are copied and there is room for it."""
+    """Send a copy of a request to the canary, if it is sampled for that and there is room."""
     served = relay.served
     drawn = f"mirror {relay.request_id.decode('latin-1')}"
     if relay.path not in COPIED or side_of(drawn, split.rollout, split.mirrored) is not Arm.CANARY:

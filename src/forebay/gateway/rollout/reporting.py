@@ -1,4 +1,4 @@
-"""What a gateway has seen of models that are being rolled out, for control to ask for: samples and pairs."""
+"""Observations of models that are being rolled out, which control polls: samples and pairs."""
 
 import re
 from collections import deque
@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 from forebay.core.deploy.samples import Observed, Pair, Sample
 
 SAMPLES_MAX: Final = 16_384
-"""Several seconds' worth at the pace of a whole gateway process, about 4 MB. Control asks every second or so."""
+"""Several seconds' worth at the full rate of a gateway process, about 4 MB. Control polls about every second."""
 PAIRS_MAX: Final = 256
-"""Each of up to 24 KB or so."""
+"""Each takes up to about 24 KB."""
 PAGE_SAMPLES_MAX: Final = 1000
-"""In one answer: more would keep the event loop for too long."""
+"""Maximum per response: more would block the event loop for too long."""
 PAGE_PAIRS_MAX: Final = 32
 AFTER: Final = re.compile(rb"(?:^|[?&])after=(\d{1,18})(?:&|$)")
 INSTANCE: Final = re.compile(rb"(?:^|[?&])instance=([0-9a-z]{1,64})(?:&|$)")
@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 class Observations:
-    """Two rings. Samples are numbered in a row, and a pair has the number of the sample that it came with.
+    """Two ring buffers. Samples are numbered consecutively, and a pair has the number of the sample that completed
+    it.
 
-    `instance` is this start of the gateway.
+    `instance` identifies this start of the gateway.
     """
 
     __slots__ = ("_number", "_pairs", "_samples", "instance")
@@ -41,7 +42,7 @@ class Observations:
             self._pairs.append((self._number, pair))
 
     def after(self, number: int, instance: str) -> Observed:
-        """What came after `number` of `instance`, the first of it if it is too much; of another one everything."""
+        """Everything after `number` of `instance`, one page of it; if the instance differs, from the beginning."""
         if instance != self.instance:
             number = 0
         samples = _since(self._samples, number)[:PAGE_SAMPLES_MAX]
@@ -60,11 +61,12 @@ class Observations:
         )
 
     def asked(self, target: bytes) -> Observed:
-        """The answer to `GET /observations?after=N&instance=I`; without a number, or of no instance: everything."""
+        """The response to `GET /observations?after=N&instance=I`; without a number, or for another instance:
+        everything."""
         after, instance = AFTER.search(target), INSTANCE.search(target)
         return self.after(int(after[1]) if after else 0, instance[1].decode() if instance else "")
 
 
 def _since(ring: deque[tuple[int, T]], number: int) -> list[tuple[int, T]]:
-    """What has a higher number, in order: most often a small part at the end."""
+    """The items with a higher number, in order: usually a small part at the end."""
     return list(takewhile(lambda each: each[0] > number, reversed(ring)))[::-1]

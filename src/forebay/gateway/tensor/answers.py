@@ -1,4 +1,4 @@
-"""What the head and the body of a replica's answer say, whatever API it speaks."""
+"""Interpretation of the head and body of a replica's response, whatever its API."""
 
 from typing import Final
 
@@ -9,24 +9,24 @@ from forebay.wire.errors import error_code
 CODES: Final = frozenset(code.value for code in Code)
 
 
-def turned_away(status: int, headers: list[Header]) -> bool:
-    """Whether an answer says that the replica is full or about to stop, and has done nothing."""
+def is_retryable(status: int, headers: list[Header]) -> bool:
+    """Whether the replica rejected the request as it is full or shutting down, and did no work."""
     return status == 503 and (b"x-forebay-retryable", b"1") in headers
 
 
-def comes_whole(headers: list[Header]) -> bool:
-    """Whether an answer says how long it is; one that does not comes piece by piece, and goes on so."""
+def has_length(headers: list[Header]) -> bool:
+    """Whether a response declares its length; one without is streamed, and relayed as it comes."""
     return any(name == b"content-length" for name, _ in headers)
 
 
 def code_in(body: bytes, default: Code) -> str:
-    """The error code of an error object; the default if there is none that we know."""
+    """The error code in an error object; the default if there is none, or an unknown one."""
     code = error_code(body)
     return code if code in CODES else default.value
 
 
 def code_of(status: int) -> Code:
-    """What an answer with this status means that has no error code in it, as those of the protocol have not."""
+    """The code for a status if the response has no error code, as in the Open Inference Protocol."""
     if status == 503:
         return Code.OVERLOADED
     if status == 404:

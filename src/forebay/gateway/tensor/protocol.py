@@ -1,6 +1,6 @@
-"""What a gateway answers itself of the Open Inference Protocol: its own health, and what it serves.
+"""The part of the Open Inference Protocol that a gateway answers itself: its own health, and what it serves.
 
-What would change a model server, or is about one of them alone, is refused with the reason.
+Requests that would change a model server, or concern a single one, are rejected with the reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,18 +16,17 @@ from forebay.wire import http1
 EXTENSIONS: Final = (
     "classification", "sequence", "model_configuration", "binary_tensor_data", "parameters", "statistics", "generate",
 )  # fmt: skip
-"""What works through a gateway of that which model servers do beyond the protocol."""
+"""Extensions of the protocol by model servers that work through a gateway."""
 SERVER: Final = msgspec.json.encode({"name": "forebay", "version": __version__, "extensions": EXTENSIONS})
 FIXED: Final = (
-    "Models are not loaded or unloaded through a gateway: what runs says the cluster file; change it and run "
-    "`forebay reload`."
+    "Models cannot be loaded or unloaded through a gateway: change the cluster file and run `forebay reload`."
 )
-ONE_SERVER: Final = "This is about one model server; a gateway stands for several. Ask a model server itself."
+ONE_SERVER: Final = "This concerns a single model server, and a gateway fronts several. Ask a model server itself."
 ALONE: Final = ("/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/logging", "/v2/trace", "/v2/models/stats")
 
 Answer = tuple[int, http1.Headers, bytes]
 Listing = Callable[[Exchange], Mapping[str, bool]]
-"""Of the models that whoever asks may use: whether each is ready. Raises `Refusal`."""
+"""Returns whether each model that the caller may use is ready. Raises `Refusal`."""
 
 
 def answer(exchange: Exchange, path: str, models: Listing, *, ready: bool) -> Answer:

@@ -1,6 +1,5 @@
-"""What a gateway reads of requests for tensor models, and what it sends on: all headers that say how the body is to
-be read, and the body as it came. The model is named by the path, or by a field of the body.
-"""
+"""Parse requests for tensor models, and build the upstream request: all headers that say how to read the body, and
+the unchanged body. The model is named by the path, or by a field of the body."""
 
 import re
 from typing import Final
@@ -30,13 +29,13 @@ PATHS: Final = frozenset(
         b"/v1/images/ocr",
     }
 )
-"""Endpoints of tasks; the model is a field of the body."""
+"""Task endpoints; the model is a field of the body."""
 MODEL_PATH: Final = re.compile(
     rb"/v2/models/(?!stats\Z)([^/]{1,1024})(/versions/[0-9]{1,20})?(?:/(infer|generate|generate_stream|ready|config|stats))?"
 )
-"""`/v2/models/stats` is about all models, as with Triton."""
+"""`/v2/models/stats` is about all models, as in Triton."""
 WORK: Final = frozenset({b"infer", b"generate", b"generate_stream"})
-SENT_ON: Final = (
+FORWARDED: Final = (
     b"content-type",
     b"content-encoding",
     b"inference-header-content-length",
@@ -44,8 +43,8 @@ SENT_ON: Final = (
     b"accept-encoding",
     b"x-forebay-deadline-ms",
 )
-"""Headers of a request that its replica gets. It counts the deadline from when the request reaches it: what was
-waited here is not taken off, so that nobody is refused too early."""
+"""Request headers that are forwarded. The replica counts the deadline from the arrival of the request: time queued
+here is not subtracted, so that no request is rejected too early."""
 PACKED: Final = (b"inference-header-content-length", b"content-encoding")
 """Headers of bodies that are not, or not only, text."""
 FORM: Final = b"multipart/form-data"
@@ -76,7 +75,7 @@ _sequence = msgspec.json.Decoder(_Sequence).decode
 
 
 def find(exchange: Exchange, model: str = "") -> Endpoint | None:
-    """What serves a request if it is one for tensor models; with `model`, as if the path had named that one."""
+    """The endpoint of a tensor request, else None; with `model`, as if the path named that one."""
     path = exchange.target.partition(b"?")[0]
     if path in PATHS:
         return Endpoint(path.decode(), Task.TENSOR, _head(exchange, POST, path))
@@ -94,7 +93,7 @@ def find(exchange: Exchange, model: str = "") -> Endpoint | None:
 
 
 def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
-    """What routing needs of a request; its text is the whole body, its tokens are those of what is text in it.
+    """What routing needs of a request; its text is the whole body, its tokens are estimated from the textual part.
 
     Raises `Refusal` if it names no model.
     """
@@ -129,12 +128,12 @@ def form_renamed(exchange: Exchange, body: bytes, model: str) -> bytes | None:
     kind = exchange.header(b"content-type") or b""
     if not _is_form(kind):
         return None
-    place = find_fields(kind, body, (b"model",))[b"model"]  # it was found before
+    place = find_fields(kind, body, (b"model",))[b"model"]  # the request was parsed before, so the field exists
     return b"%b%b%b" % (body[: place.start], model.encode(), body[place.end :])
 
 
 def _head(exchange: Exchange, method: bytes, target: bytes) -> bytes:
-    given = ((name, exchange.header(name)) for name in SENT_ON)
+    given = ((name, exchange.header(name)) for name in FORWARDED)
     lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in given if value is not None])
     return b"%b %b HTTP/1.1\r\nhost: forebay\r\n%bx-forebay-gateway: 1\r\nx-request-id: " % (method, target, lines)
 
@@ -148,7 +147,7 @@ def _is_raw(exchange: Exchange) -> bool:
 
 
 def _sequence_of(exchange: Exchange, body: bytes) -> bytes:
-    """The sequence that a request belongs to; empty if to none, or if that cannot be seen as the body is packed."""
+    """The sequence id of a request; empty if there is none, or the body is packed and hides it."""
     length = exchange.header(b"inference-header-content-length")
     if length is not None and length.isdigit() and len(length) < 12:
         body = body[: int(length)]
@@ -158,7 +157,7 @@ def _sequence_of(exchange: Exchange, body: bytes) -> bytes:
         return b""
     try:
         read = _sequence(body)
-    except UNREADABLE:  # the replica will say so
+    except UNREADABLE:  # the replica will report it
         return b""
     found = (read.parameters.sequence_id if read.parameters is not None else 0) or read.sequence_id
     return str(found).encode("utf-8", "surrogatepass") if found else b""

@@ -103,7 +103,7 @@ class WatchedGateway(Gateway):
         super()._admit(relay)
         waiting = relay.served.waiting
         if relay in waiting.waiting():
-            newcomers = sum(not (each.attempts or each.gave_way) for each in waiting)
+            newcomers = sum(not (each.attempts or each.preempted) for each in waiting)
             self._expect(newcomers <= waiting.size_max, "every queue keeps its limit", f"{newcomers} wait")
 
     def send(self, relay: Relay, route: Route) -> None:
@@ -117,10 +117,10 @@ class WatchedGateway(Gateway):
         if begun and call is not None:
             self._expect(CONTINUES in call.request, "after the first byte only a resume", relay.request_id.decode())
 
-    def again(self, relay: Relay, reason: str, problem: Refusal) -> None:
+    def attempt_failed(self, relay: Relay, reason: str, problem: Refusal) -> None:
         """An attempt has failed."""
         self.book.note("again", self.process.node, relay.request_id.decode(), reason)
-        super().again(relay, reason, problem)
+        super().attempt_failed(relay, reason, problem)
 
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
         """A request has ended."""

@@ -148,13 +148,13 @@ class Gate:
         """Apply a replica's load report and dispatch queued requests, as a gateway does after each report."""
         served = self.served
         at, link = self._links[node.id]
-        served.heard(link, report, len(link.attempts), now, now)
+        served.apply_report(link, report, len(link.attempts), now, now)
         if self._borrowed is not None:
             self._borrowed.hear(at, node, now)
         elif link.blocks_seq is not None and served.routes.policy not in COUNTING:
             news = node.news(link.blocks_seq)
             if news is not None:
-                served.heard_blocks(link, news, now)
+                served.apply_blocks(link, news, now)
         self.gateway.pump(served)
 
     def ask(self, job: Job, messages: bytes, band: str, tenant: str) -> None:

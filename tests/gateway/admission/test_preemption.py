@@ -25,7 +25,7 @@ from tests.net.rig import Answer, peer, run, until
 from forebay.core.admission import Band, RequestQueue, Ticket
 from forebay.core.model import Condition
 from forebay.core.routing import Route, Wait, Why
-from forebay.gateway.admission.giving_way import make_way
+from forebay.gateway.admission.preemption import preempt_batch
 from forebay.gateway.dispatch import dispatching
 from forebay.net.server import Exchange
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head
@@ -194,7 +194,7 @@ def test_what_has_more_than_its_share_of_the_places_is_crowded() -> None:
 
     relay: Any = SimpleNamespace(served=SimpleNamespace(links=[link], urgent_at=0.0))
     gateway: Any = SimpleNamespace(now=lambda: 1.0, choose=choose)
-    assert isinstance(make_way(gateway, relay, choose(relay)), Wait)
+    assert isinstance(preempt_batch(gateway, relay, choose(relay)), Wait)
 
 
 @pytest.mark.parametrize("room_left", [True, False])

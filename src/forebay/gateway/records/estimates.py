@@ -1,7 +1,7 @@
-"""What requests have used whose clients left before anything of an answer was there, and how that is learned.
+"""Token usage of requests whose client left before any of the response arrived, and what that estimate learns from.
 
-No engine says what it had done of them. So it is what it would have done in the time: else whoever gives up on whole
-answers in time would get work done that counts against no limit.
+No engine reports what it did for those, so it is estimated from the time that it had. Otherwise a client that always
+disconnects just before a complete response would get work done that counts against no limit.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -17,34 +17,35 @@ if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
 LEFT: Final = frozenset({CLIENT_CLOSED, Code.DEADLINE_EXCEEDED.value})
-"""How requests end that an engine may have worked on unseen."""
+"""Outcomes of requests that an engine may have worked on without a response."""
 _CHAT: Final = Task.CHAT
 
 
-def unseen(relay: "Relay", code: str, now: float) -> Used | None:
-    """An estimate; None for one of which more is known, that no replica has, or whose prompt it cannot have read."""
+def estimate_usage(relay: "Relay", code: str, now: float) -> Used | None:
+    """An estimate; None if more is known, if no replica has the request, or if its prompt cannot have been processed
+    yet."""
     link, lengths = relay.link, relay.served.lengths
-    if code not in LEFT or relay.first_at or relay.told is not None or link is None or relay not in link.attempts:
+    if code not in LEFT or relay.first_at or relay.reported is not None or link is None or relay not in link.attempts:
         return None
     endpoint, answering_s = ENDPOINTS.get(relay.path.encode()), _answering_s(relay, now)
     prompt = relay.begun[0] or lengths.tokens(relay.prompt_bytes)
     if endpoint is None or not endpoint.runs or relay.refused or (answering_s < 0.0 and not relay.begun[0]):
         return None
     completion = 0
-    if relay.served.routes.task is _CHAT and not relay.streams:  # what is made of a stream comes at once
+    if relay.served.routes.task is _CHAT and not relay.streams:  # a stream delivers its tokens as they come
         most = relay.limit or lengths.longest_tokens(relay.ticket.tenant)
         completion = int(min(max(0.0, answering_s) / lengths.pace_s, most))
     return Used(prompt, completion, relay.begun[2] or 0, estimated=True)
 
 
 def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
-    """An answer has come to its end: see how long it has taken, and how long it is if its client let it be."""
+    """Learn from a complete response: time per token, and its length if the client set no limit."""
     lengths = relay.served.lengths
     if relay.served.routes.task is not _CHAT or relay.link is None:
         return
     if not relay.limit:
         lengths.learn_longest(relay.ticket.tenant, output_tokens)
-    if relay.resumes or relay.gave_way:  # it has waited in between
+    if relay.resumes or relay.preempted:  # it was queued in between
         return
     answering_s = now - relay.first_at if relay.first_at else _answering_s(relay, now)
     if output_tokens >= DECODE_TOKENS_MIN and answering_s > 0.0:
@@ -52,7 +53,7 @@ def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
 
 
 def _answering_s(relay: "Relay", now: float) -> float:
-    """For how long its replica must have been at work on the answer; negative: it reads the prompt, or others."""
+    """How long its replica must have been decoding; negative: it is still at this prompt, or at those ahead of it."""
     link, charge, served = relay.link, relay.charge, relay.served
     assert link is not None
     if charge is None:

@@ -1,4 +1,4 @@
-"""Sends requests that their own model cannot serve to one that steps in for it, or refuses them."""
+"""Send requests that their own model cannot serve to a fallback model, or reject them."""
 
 import re
 from typing import TYPE_CHECKING, Final
@@ -16,12 +16,12 @@ from forebay.wire.apis.wanted import Wanted
 from forebay.wire.records import Attempt
 
 TOKEN_IDS: Final = re.compile(rb"\s*\[[\s\[]*[0-9]")
-"""How a prompt begins that is no text."""
+"""Start of a prompt given as token ids."""
 UNABLE: Final = frozenset({Code.CONTEXT_LENGTH_EXCEEDED.value, Code.UNSUPPORTED_PARAMETER.value})
-"""What a model refuses for what it is itself: another one may well serve it."""
+"""Errors that depend on the model: another one may well serve the request."""
 
 Made = tuple[Endpoint, bytes, Wanted]
-"""A request as one for another model."""
+"""A request rewritten for another model."""
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from forebay.gateway.relay import Relay
 
 
-def turn_away(
+def fall_back_or_reject(
     gateway: "Gateway",
     relay: "Relay",
     problem: Refusal,
     retry_after_s: int,
     trouble: Condition = Condition.SATURATED,
 ) -> None:
-    """Its model cannot serve it: let another one do so, or refuse it."""
+    """Its model cannot serve it: use a fallback model, or reject it."""
     if not relay.served.ready:
         trouble = Condition.DOWN
     if relay.chosen is None or not relay.chosen.before:
@@ -46,7 +46,7 @@ def turn_away(
 
 
 def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
-    """Send it to a model that steps in for its own, if there is one and its caller agrees."""
+    """Send it to a fallback model, if there is one and the caller allows it."""
     before = relay.served
     if relay.exchange.started:
         return False
@@ -61,7 +61,7 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     if made is None:
         return False
     endpoint, _, request = made
-    if not endpoint.runs or TOKEN_IDS.match(request.text):  # in another model's vocabulary they are other words
+    if not endpoint.runs or TOKEN_IDS.match(request.text):  # token ids mean other text in another model's vocabulary
         return False
     if before.waiting.band(relay) is not None:
         relay.waited(gateway.now())
@@ -73,16 +73,16 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
 
 
 def step_back(gateway: "Gateway", relay: "Relay", code: str) -> bool:
-    """Take it back from a model that stepped in and refuses what its own may well serve. False: that is no reason.
+    """Take it back from a fallback model whose error its own model would not give. False: the error is no such one.
 
-    The next one steps in. Where there is none it waits for its own model again, or is told what was wrong with that.
+    The next fallback is tried. Without one it is queued for its own model again, or gets that model's error.
     """
     chosen, link = relay.chosen, relay.link
     if chosen is None or not chosen.before or code not in UNABLE or link is None:
         return False
     now = gateway.now()
     relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
-    gateway.take_back(relay, Outcome.NEUTRAL, now)
+    gateway.end_attempt(relay, Outcome.NEUTRAL, now)
     if fall_back(gateway, relay, chosen.trouble):
         return True
     meant = chosen.before[0]
@@ -99,7 +99,7 @@ def step_back(gateway: "Gateway", relay: "Relay", code: str) -> bool:
 
 
 def _made_for(relay: "Relay", model: str) -> Made | None:
-    """It as a request for another model; None if it cannot be one, as the replica will say."""
+    """The request rewritten for another model; None if that is impossible, as the replica will report."""
     exchange = relay.exchange
     endpoint = ENDPOINTS.get(relay.path.encode()) or tensor.find(exchange)
     assert endpoint is not None
@@ -111,7 +111,7 @@ def _made_for(relay: "Relay", model: str) -> Made | None:
 
 
 def _hand_over(gateway: "Gateway", relay: "Relay", found: Chosen, made: Made) -> None:
-    """Let another model have it, at once or when there is room."""
+    """Pass it to another model, at once or when there is room."""
     endpoint, body, request = made
     relay.chosen, relay.served = found, gateway.served[found.model]
     relay.tried, relay.ask, relay.charge, relay.session, relay.side = (), None, None, b"", None
@@ -122,12 +122,12 @@ def _hand_over(gateway: "Gateway", relay: "Relay", found: Chosen, made: Made) ->
     choice = gateway.place(relay)
     if isinstance(choice, Route):
         gateway.send(relay, choice)
-    else:  # breakers may have changed their mind
+    else:  # breakers may have changed state
         relay.served.waiting.enter_again(relay, relay.ticket, gateway.now())
 
 
 def fall_back_all(gateway: "Gateway", served: "Served", now: float) -> None:
-    """Let nobody wait where others can step in: not at all if no replica takes requests, else half of their time."""
+    """Let no request wait if a fallback is free: at once if no replica accepts requests, else after half its time."""
     trouble = Condition.SATURATED if served.ready else Condition.DOWN
     others = [gateway.served[each.model] for each in served.routes.fallback if each.model in gateway.served]
     for relay in served.waiting.waiting():

@@ -1,4 +1,4 @@
-"""What is told of a request, in the head of its answer and in the books, out of what its relay knows."""
+"""Response headers, access log lines and records of a request, built from its relay."""
 
 from collections.abc import Callable
 from math import inf
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 REASONS: Final = {why: why.encode() for why in Why}
 PATH_CHARS_MAX: Final = 256
 ASKED_CHARS_MAX: Final = 128
-_STOPPED: Final = "The gateway is being stopped, and the time that it gives to answers is over"
+_STOPPED: Final = "The gateway is shutting down, and its grace period is over"
 BANDS: Final = {band: band.name.lower() for band in Band}
 
 
 def head_lines(relay: "Relay") -> bytes:
-    """What the head of its answer says of who gave it, and why. As bytes at once: it is said of every request."""
+    """Headers about the replica and the routing of a response. As bytes at once, as every response has them."""
     link, route, chosen = relay.link, relay.route, relay.chosen
     assert link is not None
     assert route is not None
@@ -52,7 +52,7 @@ def head_lines(relay: "Relay") -> bytes:
 
 
 def refusal_headers(relay: "Relay", now: float) -> list[Header]:
-    """What the head of an error says of a request that no replica answers."""
+    """Headers of an error that no replica gave."""
     waits = relay.link is None or relay not in relay.link.attempts
     queued_s = relay.queued_s + (now - (relay.free_at or relay.began) if waits else 0.0)
     model = relay.served.routes.name.encode()
@@ -61,20 +61,20 @@ def refusal_headers(relay: "Relay", now: float) -> list[Header]:
 
 
 def limits(gateway: "Gateway", whose: "Granted | Admitted | None") -> list[Header]:
-    """What `limit_lines` says, for the head of an error."""
+    """`limit_lines` as headers."""
     lines = limit_lines(gateway, whose).split(b"\r\n")[:-1]
     return [(name, value) for name, _, value in [line.partition(b": ") for line in lines]]
 
 
 def limit_lines(gateway: "Gateway", whose: "Granted | Admitted | None") -> bytes:
-    """What a tenant has left of its limits; nothing where nobody is asked for a key."""
-    if whose is None or gateway.doorman is None:
+    """What remains of a tenant's limits; empty without authentication."""
+    if whose is None or gateway.access is None:
         return b""
-    return gateway.doorman.limit_lines(whose.tenant, gateway.now())
+    return gateway.access.limit_lines(whose.tenant, gateway.now())
 
 
 class End:
-    """How a request has ended. `now` is the loop's time."""
+    """How a request ended. `now` is the loop's time."""
 
     __slots__ = ("code", "id", "now", "spent", "status", "ts")
 
@@ -88,7 +88,7 @@ class End:
 
 
 def facts(relay: "Relay", end: End, line: bytes) -> Facts:
-    """What is written down of it; `line` is that of the access log, as it is written."""
+    """The record of a request; `line` is its access log line, encoded."""
     link, routes, spent = relay.link, relay.served.routes, end.spent
     rows, others = relay.candidates or (NO_CANDIDATES, 0)
     decision = Decision(
@@ -126,7 +126,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
 
 
 def line(relay: "Relay", end: End) -> Line:
-    """The line for the access log."""
+    """The access log line of a request."""
     began, link, spent = relay.began, relay.link, end.spent
     return Line(
         "request",
@@ -151,24 +151,22 @@ def line(relay: "Relay", end: End) -> Line:
 
 
 def refused(path: str, id: str, status: int, code: str, asked: str) -> Line:
-    """The line for the access log of a request that no model has got. What it names is its client's word alone: keys
-    are sent in wrong places too.
-    """
+    """The access log line of a request that belongs to no model. Path and name come from the client alone: keys are
+    removed, as some are sent in the wrong place."""
     path, asked = without_keys(path)[:PATH_CHARS_MAX], without_keys(asked)[:ASKED_CHARS_MAX]
     return Line("request", wall_s(), id, path, "", status, code, 0, asked=asked)
 
 
 def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str) -> Facts:
-    """What is written down of it; `raw` is the line as it is written."""
+    """The record of such a request; `raw` is its access log line, encoded."""
     tenant, key = (caller.tenant.name, caller.key_id) if caller is not None else ("", "")
     decision = Decision(line.ts, line.request_id, "", tenant, line.status, line.code, 0.0, asked=line.asked)
     return Facts(decision, raw, NOTHING, key=key, client=client)
 
 
-class Unread:
-    """The books, for what the listener answers by itself: bad heads, bodies too large or too late, too many at once.
-    `id_of` names it as all else is named.
-    """
+class ListenerErrors:
+    """Records errors that the listener answers itself: malformed heads, bodies too large or too late, too many
+    connections. `id_of` gives a request its id."""
 
     def __init__(self, id_of: Callable[[Exchange], bytes], log: AccessLog, recorder: Recorder | None) -> None:
         self._id_of = id_of
@@ -176,28 +174,28 @@ class Unread:
         self._recorder = recorder
 
     def note(self, seen: Exchange, code: Code) -> bytes:
-        """Write down that it was refused. Returns the id that its answer is to carry."""
+        """Record the error. Returns the request id for the response."""
         request_id = self._id_of(seen)
         line = refused(seen.path, request_id.decode(), TABLE[code].status, code.value, "")
         raw = self._log.add(line)
-        if self._recorder is not None:  # whatever its method: often that is not known
+        if self._recorder is not None:  # for every method, as it is often unknown
             self._recorder.finished(refused_facts(line, raw, None, seen.peer))
         return request_id
 
 
 def stopped(*, begun: bool) -> Refusal:
-    """What who still waits for an answer, or for the rest of one that has begun, is told when the gateway ends."""
+    """The error of a request whose response, or the rest of it, is still awaited when the gateway exits."""
     if begun:
-        text = f"{_STOPPED}; what was sent is incomplete. The request can be sent again."
+        text = f"{_STOPPED}; the response is incomplete. Retry the request."
         return Refusal(Code.STREAM_INTERRUPTED, text)
-    return Refusal(Code.DRAINING, f"{_STOPPED}; the request can be sent again.")
+    return Refusal(Code.DRAINING, f"{_STOPPED}; retry the request.")
 
 
 def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
-    """All that a choice looked at, with what each would cost if they were scored, and how many more there were.
+    """The candidates of a choice with their scores, if it made any, and how many more there were.
 
-    Where they are not: how many times as much a request counts at each, and what the chosen one is taken to hold.
-    To be asked before the request is counted where it goes. The route lets go of its terms: they would be kept twice.
+    Without scores: the load factor of each, and the cached tokens assumed at the chosen one. Call this before the
+    request is counted there. The route's terms are cleared, so as not to keep them twice.
     """
     terms, route.terms = route.terms, None
     rows: list[tuple[object, ...]] = []
@@ -208,7 +206,7 @@ def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
             rows.append(row if times == 1.0 and not hit else (*row, 0.0, 0.0, 0.0, 0.0, 0.0, times, 0.0, hit))
         return packed(rows), max(0, len(links) - CANDIDATES_MAX)
     others = max(0, len(terms) - CANDIDATES_MAX)
-    if others:  # the best are kept; who reads them sorts them
+    if others:  # keep the best ones; readers sort them
         terms = sorted(terms, key=_rank)[:CANDIDATES_MAX]
     for s in terms:
         x = links[s.at]
@@ -226,5 +224,5 @@ def _rank(score: Score) -> tuple[float, int]:
 
 
 def ms(seconds: float) -> int:
-    """Whole milliseconds."""
+    """Seconds as whole milliseconds, rounded."""
     return int(seconds * 1000 + 0.5)
