@@ -54,7 +54,7 @@ def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("refuse", "No answer: The waiting queue is full. [queue_full] (HTTP 429; try again in 7 s)"),
+        ("refuse", "No answer: The waiting queue is full. [queue_full] (HTTP 429; retry after 7 s)"),
         pytest.param("cut", "Incomplete: the answer was interrupted", marks=pytest.mark.slow),
         pytest.param("error-event", "Incomplete: The replica was lost. [stream_interrupted]", marks=pytest.mark.slow),
     ],

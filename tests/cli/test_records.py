@@ -257,7 +257,7 @@ def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
         file.write(b'{"half a li')
     assert "the last 11 bytes are not sealed yet" in run("audit", "verify").stdout
     keep(root, "gateway-0", decided("req-5"))
-    assert "1 lost, as the log itself says: an unfinished line" in run("audit", "verify").stdout
+    assert "1 lost, according to the log itself: an unfinished line" in run("audit", "verify").stdout
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[2:]))
 
@@ -274,7 +274,7 @@ def test_what_a_killed_gateway_may_have_lost_is_told(run: Run, root: Path) -> No
     done = run("audit", "verify")
 
     assert done.returncode == 0
-    assert "some may be lost, as the log itself says: the gateway was killed" in done.stdout
+    assert "some may be lost, according to the log itself: the gateway was killed" in done.stdout
 
 
 def test_a_log_that_is_gone_is_told_by_its_folder_and_by_the_other_gateways(run: Run, root: Path) -> None:
@@ -389,4 +389,4 @@ def test_the_tail_shows_what_the_log_says_of_itself(run: Run, root: Path) -> Non
     (root / "gateway-0/audit.head").unlink()
     keep(root, "gateway-0")
 
-    assert "broken: there was no head" in run("audit", "tail").stdout
+    assert "broken: no readable head" in run("audit", "tail").stdout

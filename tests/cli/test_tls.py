@@ -110,7 +110,7 @@ def test_doctor_knows_a_gateway_behind_tls(tmp_path: Path) -> None:
         found = check_port("gateway.port", "127.0.0.1", server.server_address[1], "https")
 
     assert found.state is State.OK
-    assert "by a Forebay" in found.found
+    assert "by a running Forebay" in found.found
 
 
 @pytest.mark.slow

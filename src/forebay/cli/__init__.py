@@ -1,1 +1,1 @@
-"""Commands; build.py is the only place that wires parts together."""
+"""Commands; build.py is the only place that wires components together."""

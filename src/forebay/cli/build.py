@@ -1,4 +1,4 @@
-"""The composition root of `forebay up`: the only file that knows which parts make a cluster."""
+"""The composition root of `forebay up`: the only file that knows all components of a cluster."""
 
 import os
 import sys
@@ -75,10 +75,10 @@ COMMANDS = {
     Kind.GATEWAY: (sys.executable, "-m", "forebay.gateway"),
 }
 Guard = Callable[[Store], Store]
-"""Makes a store refuse what a control writes that leads no more."""
+"""Wraps a store so that it rejects writes of a controller that is not the leader any more."""
 MODEL_SERVER = "modelserver"
 ENGINE_COMMANDS = {MODEL_SERVER: (sys.executable, "-m", "forebay.modelserver")}
-"""Of engines whose replicas are another program."""
+"""Commands of engines whose replicas are not `forebay.worker`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Parts:
     client: HttpModelClient
 
     async def close(self) -> None:
-        """Let go of everything; units run on."""
+        """Release all resources; units keep running."""
         self.provider.close()
         await self.client.close()
         self.deployments.close()
@@ -110,7 +110,7 @@ class Parts:
 def prepare_model(
     model: ModelSettings, home: Path, progress: Progress, registry: Callable[[], Registry] | None = None
 ) -> Artifact:
-    """Fetch, check and convert what a model is made of; `registry` opens it, if need be. Raises `UserError`."""
+    """Fetch, verify and convert the files of a model; `registry` opens the registry if needed. Raises `UserError`."""
     try:
         registered = parse_registered(model.source)
         if registered and registry:
@@ -141,9 +141,9 @@ def prepare_model(
 
 
 def _prepare_tensor_model(model: ModelSettings, home: Path, progress: Progress) -> Artifact:
-    """Fetch a repository, and check what can be known of its model without loading it. Raises `UserError`."""
+    """Fetch a repository, and check what can be checked without loading the model. Raises `UserError`."""
     engine = model.engine or ModelServerSettings()
-    assert isinstance(engine, ModelServerSettings)  # as `core.cluster` has checked
+    assert isinstance(engine, ModelServerSettings)  # validated by `core.cluster`
     try:
         path = obtain(parse(model.source), home, progress)
         if model.sha256:
@@ -158,7 +158,7 @@ def _prepare_tensor_model(model: ModelSettings, home: Path, progress: Progress) 
 def _prepare_registered(
     model: ModelSettings, source: RegistrySource, registry: Registry, home: Path, progress: Progress
 ) -> Artifact:
-    """A revision as it was registered: what the cluster file says of the engine has to be the same."""
+    """A registered revision: engine settings in the cluster file must match its own."""
     listed, path = registry.open(source.model, source.revision, progress)
     revision = listed.revision
     settings = dict(revision.settings)
@@ -174,7 +174,7 @@ def _prepare_registered(
 
 
 def prepare_models(cluster: Cluster, home: Path, progress: Callable[[str], Progress]) -> dict[str, Artifact]:
-    """All models, by name. Raises `UserError` with all that is wrong with any of them."""
+    """The artifacts of all models, by name. Raises `UserError` with the problems of all of them."""
     artifacts, problems = {}, []
     with registry_of(cluster, home) as registry:
         for model in cluster.models:
@@ -188,7 +188,7 @@ def prepare_models(cluster: Cluster, home: Path, progress: Callable[[str], Progr
 
 
 def default_engine(path: Path) -> EngineSettings:
-    """The settings of the engine that fits a file or folder. Raises `EngineBroken`."""
+    """The default settings of the engine that fits a file or folder. Raises `EngineBroken`."""
     match choose_engine(path):
         case "openvino":
             return OpenVinoSettings()
@@ -201,7 +201,7 @@ def default_engine(path: Path) -> EngineSettings:
 
 
 def _plan_again(home: Path, places: Places, progress: Progress, changed: Cluster) -> Plan:
-    """The plan of a cluster file that has changed. Raises `UserError`."""
+    """The plan of a changed cluster file. Raises `UserError`."""
     try:
         prepared = prepare_models(changed, home, lambda _: progress)
     except UserError as error:
@@ -216,7 +216,7 @@ def _health(
     metrics: Metrics,
     nodes: Callable[[], Sequence[NodeSettings]],
 ) -> Health:
-    """What read_only after the devices of the nodes."""
+    """Health checks of the nodes' devices."""
     settings = cluster.health
     return Health(
         records,
@@ -241,10 +241,10 @@ def build(
     parse: Callable[[str], Cluster] | None = None,
     leading: Leading | None = None,
 ) -> Parts:
-    """Wire a control plane over processes of this machine.
+    """Wire a control plane that runs processes on this machine.
 
-    `read` reads the cluster file again, if there is one; `parse` reads one that somebody has sent, if that may be.
-    `leading` says who leads where there are several controls.
+    `read` reads the cluster file again; None: there is none. `parse` parses one sent over the API; None: not allowed.
+    `leading` decides who leads if there are several controllers.
     """
     plan = make_plan(cluster, artifacts, places, __version__)
     metrics = Metrics()
@@ -256,7 +256,7 @@ def build(
 
     def unless_stopping(stage: str, done: int, total: int | None) -> None:
         if control.stopping:
-            raise UserError("the cluster stops")
+            raise UserError("the cluster is stopping")
 
     guard: Guard = leading.guard if leading is not None else lambda store: store
     shelf = CatalogueShelf(lambda: reload.cluster, home, prepare_model, unless_stopping)
@@ -294,7 +294,7 @@ def build(
 
 
 def _services(reload: Reloader, catalogue: Catalogue, metrics: Metrics, places: Places) -> Services:
-    """What the admin API speaks for. Who it lets in is settled at the start: `admin.auth` needs a restart."""
+    """The components behind the admin API. Authentication is fixed at the start: `admin.auth` needs a restart."""
     keys = reload.cluster.admin.auth == "keys"
     return Services(
         reload.control,

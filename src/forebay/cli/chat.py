@@ -16,16 +16,16 @@ from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 
 TURNS_MAX = 1000
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters: a model must not be able to drive the terminal."""
+"""Control characters, which would let a model control the terminal."""
 
 
 class ChatFailed(Exception):  # noqa: N818 - states the condition
-    """There is no (whole) answer; the text is for the user."""
+    """There is no response, or an incomplete one; the text is for the user."""
 
 
 @dataclass
 class Answer:
-    """What came of one turn."""
+    """The answer of one turn, and its timings."""
 
     text: str = ""
     tokens: int = 0
@@ -45,9 +45,9 @@ class Talk:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, prompt: str, answer: Answer) -> Iterator[str]:
-        """Pieces of the answer as they arrive; `answer` is filled on the way. Raises `ChatFailed`.
+        """Pieces of the answer as they arrive; `answer` is filled meanwhile. Raises `ChatFailed`.
 
-        The conversation grows only by turns that were answered, in whole or up to where the user stopped them.
+        Only turns with an answer are added to the conversation, even if the user stopped it halfway.
         """
         begun_s = time.monotonic()
         turn = {"role": "user", "content": prompt}
@@ -76,7 +76,7 @@ class Talk:
 
 
 def _events(client: httpx.Client, document: dict[str, object]) -> Iterator[dict[str, object]]:
-    """The JSON documents of a streamed answer. Raises `ChatFailed` if it does not come or breaks off."""
+    """The events of a streamed response. Raises `ChatFailed` if there is none, or it is cut off."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=document) as response:
             if response.status_code != 200:
@@ -111,7 +111,7 @@ def _take(event: dict[str, object], answer: Answer) -> str:
 
 
 def show_answer(talk: Talk, prompt: str, out: Console, notes: Console) -> bool:
-    """Print one answer as it comes. False: it failed. Ctrl-C ends the answer, not the conversation."""
+    """Print an answer as it is generated. False: it failed. Ctrl-C ends the answer, not the conversation."""
     answer = Answer()
     try:
         for piece in talk.ask(prompt, answer):
@@ -133,7 +133,7 @@ def show_answer(talk: Talk, prompt: str, out: Console, notes: Console) -> bool:
 
 
 def summary(answer: Answer) -> str:
-    """One line about an answer."""
+    """One line of statistics about an answer."""
     parts = [f"{answer.tokens} tokens"] if answer.tokens else []
     if answer.first_s is not None:
         parts.append(f"first after {answer.first_s:.2f} s")
@@ -145,7 +145,7 @@ def summary(answer: Answer) -> str:
 
 
 def converse(talk: Talk, out: Console, notes: Console) -> int:
-    """Turns until Ctrl-D. Ctrl-C stops an answer; at the prompt it clears the line, twice in a row it leaves."""
+    """Loop until Ctrl-D. Ctrl-C stops an answer; at the prompt it clears the line, a second one in a row quits."""
     import readline  # noqa: F401 - gives input() history and editing
 
     notes.print(
@@ -177,7 +177,7 @@ def converse(talk: Talk, out: Console, notes: Console) -> int:
 
 
 def chat(talk: Talk, prompt: str | None, out: Console, notes: Console) -> int:
-    """One question if there is one (as an argument or on standard input), else a conversation."""
+    """Answer a single prompt from the argument or standard input, else start a conversation."""
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read(1_000_000).strip()
         if not prompt:
@@ -188,5 +188,5 @@ def chat(talk: Talk, prompt: str | None, out: Console, notes: Console) -> int:
 
 
 def system_message(text: str | None) -> list[dict[str, str]]:
-    """How a conversation begins."""
+    """The initial messages of a conversation."""
     return [{"role": "system", "content": text}] if text else []

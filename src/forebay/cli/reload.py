@@ -1,6 +1,6 @@
-"""Taking a changed cluster file over while the cluster runs: read, compare, prepare, and only then change things.
+"""Applies a changed cluster file to the running cluster: read, compare and prepare it, and only then change anything.
 
-The file is the one that the cluster was started with (`forebay reload`), or one that is sent (`forebay apply`).
+The file is the one that the cluster was started with (`forebay reload`), or one sent over the API (`forebay apply`).
 """
 
 import asyncio
@@ -26,14 +26,14 @@ NOT_SENT = "this cluster does not accept cluster files over the API"
 UNCHANGED = "Nothing was changed."
 
 Recorder = Callable[[str, str, Reloaded], None]
-"""Writes into the history what was changed: kind, who, what. Blocks. Raises `StoreError`."""
+"""Records a change in the history: kind, actor, changes. Blocks. Raises `StoreError`."""
 
 
 @dataclass
 class Reloader:
-    """Does one reload after the other. `read`, `parse` and `make_plan` raise `UserError` with all that is wrong.
+    """Runs one reload at a time. `read`, `parse` and `make_plan` raise `UserError` with all problems.
 
-    `make_plan` fetches and converts models, which may take long; it gets a thread of its own.
+    `make_plan` fetches and converts models, which may take long, so it runs in a thread of its own.
     """
 
     control: Controller
@@ -43,12 +43,12 @@ class Reloader:
     read: Callable[[], Cluster] | None
     make_plan: Callable[[Cluster], Plan]
     parse: Callable[[str], Cluster] | None = None
-    """The cluster of a document that somebody has sent, with what the start has put on top of its own file."""
+    """The cluster of a document sent over the API, with the overrides of the start applied."""
     record: Recorder | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, by: str = "") -> Reloaded:
-        """Read the file again and take it over, or say what is wrong with it and change nothing."""
+        """Read the file again and apply it, or report its problems and change nothing."""
         done = await self._tried(self.read, by, None)
         if done.problems:
             self.journal.note("not_reloaded", "\n".join(done.problems))
@@ -57,9 +57,9 @@ class Reloader:
         return done
 
     async def apply(self, document: str, caller: Caller, *, dry_run: bool) -> Reloaded:
-        """Take a document over, or, with `dry_run`, do all of that but the taking over.
+        """Apply a document; with `dry_run` do everything except for the change itself.
 
-        Raises `Refusal` if the caller may not, `StoreError` if it cannot be written down who has done it.
+        Raises `Refusal` if the caller may not, `StoreError` if the change cannot be recorded.
         """
         parse = self.parse
         done = await self._tried(parse and (lambda: parse(document)), caller.name, caller, dry_run)
@@ -72,15 +72,15 @@ class Reloader:
     ) -> Reloaded:
         async with self._turn:
             try:
-                return await self._take_over(read, by, caller, dry_run)
+                return await self._apply(read, by, caller, dry_run)
             except UserError as error:
                 return Reloaded(tuple(str(error).splitlines()))
             except (Refusal, StoreError):
                 raise
-            except Exception as mistake:  # supervisor: a file that we stumble over must not end what runs
+            except Exception as mistake:  # supervisor: a bug triggered by a file must not stop the running cluster
                 return Reloaded((f"nothing was changed: {type(mistake).__name__}: {mistake}",))
 
-    async def _take_over(
+    async def _apply(
         self, read: Callable[[], Cluster] | None, by: str, caller: Caller | None, dry_run: bool
     ) -> Reloaded:
         if read is None:
@@ -94,7 +94,7 @@ class Reloader:
             self._permit(caller, cluster, found)
         plan = await asyncio.to_thread(self.make_plan, cluster)
         if self.control.stopping:
-            raise UserError("the cluster stops")
+            raise UserError("the cluster is stopping")
         deployments = self.control.deployments
         wrong = deployments.problems(plan) if deployments else ()
         if wrong:
@@ -124,7 +124,7 @@ class Reloader:
             raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}. {UNCHANGED}", "document")
 
     async def _write_down(self, record: Recorder, by: str, caller: Caller | None, done: Reloaded) -> None:
-        """Before it is done. Who owns the file can change things while the store is down."""
+        """Before the change. The owner of the file can change things even while the store is down."""
         try:
             await asyncio.to_thread(record, "cluster.applied" if caller else "cluster.reloaded", by, done)
         except StoreError as error:
@@ -134,7 +134,7 @@ class Reloader:
 
 
 def record(store: Callable[[], AbstractContextManager[Store]], name: str, kind: str, by: str, done: Reloaded) -> None:
-    """Write into the history of a cluster who changed what. Raises `StoreError`."""
+    """Record a change in the history of a cluster. Raises `StoreError`."""
     why = "; ".join(map(str, done.changes or done.effects))
     with store() as opened, opened.write() as connection:
         events.append(
@@ -150,7 +150,7 @@ def record(store: Callable[[], AbstractContextManager[Store]], name: str, kind: 
 
 
 def summary(done: Reloaded) -> list[str]:
-    """What people are told of a reload that went well, line by line."""
+    """The lines to show after a successful reload."""
     if not done.changes and not done.effects:
         return ["nothing has changed"]
     return [*map(str, done.changes), *done.effects]

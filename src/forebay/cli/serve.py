@@ -1,4 +1,4 @@
-"""`forebay serve MODEL_SOURCE`: a cluster file for one model, made from one line."""
+"""`forebay serve MODEL_SOURCE`: builds the cluster file of a single model from the command line."""
 
 import json
 import re
@@ -17,15 +17,15 @@ from forebay.modelserver.repository import BadModel, scan
 from forebay.registry.sources import REGISTRY, REMOTE
 
 SHOWN_MAX = 8
-"""Names of models in a message."""
+"""Maximum number of model names in a message."""
 
 ELSEWHERE = ("package:", REGISTRY, *REMOTE)
-"""How sources begin that are not paths of this machine."""
+"""Prefixes of sources that are not local paths."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command line says about the model; None: it says nothing."""
+class ModelOptions:
+    """The model options of the command line; None: not given."""
 
     source: str
     name: str | None
@@ -36,7 +36,7 @@ class Wish:
 
 
 def model_name(source: str) -> str:
-    """A name for clients from the end of a source: `…/SmolLM2-135M-Instruct.Q4_1.gguf` → `smollm2-135m-instruct`."""
+    """A model name derived from a source: `…/SmolLM2-135M-Instruct.Q4_1.gguf` → `smollm2-135m-instruct`."""
     last = PurePath(source.partition(":")[2] if source.startswith(ELSEWHERE) else source).name
     stem = re.sub(r"\.(gguf|onnx|xml|pt2?|tflite)$", "", last, flags=re.IGNORECASE)
     stem = re.sub(r"[.-](i?q\d\w*|f16|f32|bf16|int[48])$", "", stem, flags=re.IGNORECASE)
@@ -52,7 +52,7 @@ def guess_engine(source: str) -> str:
         if suffix in (".gguf", ".onnx"):
             return {".gguf": "openvino", ".onnx": "onnx"}[suffix]
         raise UserError(
-            f"{source}: the task cannot be told from the name. Add --task chat or --task embed.", WRONG_USAGE
+            f"{source}: the task cannot be derived from the name. Add --task chat or --task embed.", WRONG_USAGE
         )
     try:
         return choose_engine(Path(source))
@@ -61,7 +61,7 @@ def guess_engine(source: str) -> str:
 
 
 def _local(source: str) -> Path:
-    """The file or folder, absolute. An OpenVINO IR is its folder, whichever of its files was named."""
+    """The absolute path. For an OpenVINO IR it is the folder, whichever of its files was given."""
     path = Path(source).expanduser().absolute()
     if not path.exists():
         raise UserError(f"{path}: no such file or folder. A model in a package is written package:DIST/PATH.")
@@ -69,13 +69,13 @@ def _local(source: str) -> Path:
 
 
 def _refuse_several(source: Path, name: str, assignments: Iterable[str]) -> None:
-    """Raises `UserError` for a folder of models of which none is named: what may be meant, as commands."""
+    """Raises `UserError` for a folder of several models without a choice, and suggests commands."""
     chosen = any(each.partition("=")[0] in ("engine.model", "models[0].engine.model") for each in assignments)
     if chosen or not source.is_dir() or not (is_repository(source) or _engine(source) is None):
         return
     try:
         found = scan(source)
-    except (BadModel, OSError):  # it is one model, or who reads it says what is wrong
+    except (BadModel, OSError):  # a single model, or an error that loading it will report
         return
     several = len(found) > 1 or any(each.bare for each in found)
     if not several or any(each.name == name for each in found):
@@ -83,7 +83,7 @@ def _refuse_several(source: Path, name: str, assignments: Iterable[str]) -> None
     names = ", ".join(each.bare or each.name for each in found[:SHOWN_MAX])
     more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
     place = shlex.quote(str(source))
-    lines = [f"{source} is a folder of models ({names}{more}), and SOURCE is one model. Say which, or serve all:"]
+    lines = [f"{source} is a folder of models ({names}{more}), and SOURCE is one model. Choose one, or serve all:"]
     one = next((each for each in found if not each.problems), found[0])
     lines.append(f"  forebay serve {shlex.quote(str(source / (one.bare or one.name)))}")
     if not all(each.problems for each in found):
@@ -99,36 +99,36 @@ def _engine(source: Path) -> str | None:
 
 
 def _task(source: str, engine: str | None, *, local: bool) -> Task:
-    """What a model is for whose owner does not say."""
+    """The default task of a model."""
     if engine == "modelserver" or (engine is None and local and is_repository(Path(source))):
         return Task.TENSOR
     return TASKS.get(engine or guess_engine(source), Task.CHAT)
 
 
 def cluster_of(
-    wish: Wish, assignments: Iterable[str], environ: Mapping[str, str], command: str = "forebay serve"
+    options: ModelOptions, assignments: Iterable[str], environ: Mapping[str, str], command: str = "forebay serve"
 ) -> Cluster:
     """The cluster that serves one model. Raises `UserError` in the name of a command."""
-    local = not wish.source.startswith(ELSEWHERE) and wish.engine != "synthetic"
-    source = str(_local(wish.source)) if local else wish.source
+    local = not options.source.startswith(ELSEWHERE) and options.engine != "synthetic"
+    source = str(_local(options.source)) if local else options.source
     assignments = tuple(assignments)
-    if local and wish.engine in (None, "modelserver"):
-        _refuse_several(Path(source), wish.name or model_name(source), assignments)
-    task = wish.task or _task(source, wish.engine, local=local)
+    if local and options.engine in (None, "modelserver"):
+        _refuse_several(Path(source), options.name or model_name(source), assignments)
+    task = options.task or _task(source, options.engine, local=local)
     only = only_model(Path(source)) if task is Task.TENSOR and local else ""
-    name = wish.name or model_name(only or source)
+    name = options.name or model_name(only or source)
     model: dict[str, object] = {
         "name": name,
         "task": task.value,
         "source": source,
-        "replicas": wish.replicas,
+        "replicas": options.replicas,
     }
-    if wish.engine or task is Task.TENSOR:
-        model["engine"] = {"name": wish.engine or "modelserver"}
+    if options.engine or task is Task.TENSOR:
+        model["engine"] = {"name": options.engine or "modelserver"}
     document: dict[str, object] = {"name": f"serve-{name}"[:63].strip("._-"), "models": [model]}
-    if wish.port is not None:
-        document |= {"gateway": {"port": wish.port}, "admin": {"port": wish.port + 1}}
-    # A JSON document is a YAML document: one reader, one set of messages.
+    if options.port is not None:
+        document |= {"gateway": {"port": options.port}, "admin": {"port": options.port + 1}}
+    # JSON is valid YAML: one parser, one set of messages.
     text = FileText(command, json.dumps(document).encode())
     overrides = variable_overrides(environ)
     for path, value in set_overrides(assignments).items():

@@ -1,4 +1,4 @@
-"""The server that `chat` and `bench` talk to: reach it, see what it serves, put its refusals in words."""
+"""Client side of the server that `chat` and `bench` use: connect, choose a model, format errors."""
 
 import ssl
 from pathlib import Path
@@ -12,18 +12,18 @@ ANSWER_TIMEOUT_S = 600.0
 
 
 def refusal(response: httpx.Response) -> str:
-    """An HTTP error in words."""
+    """The text of an HTTP error."""
     try:
         error = response.json()["error"]
         text = f"{error['message']} [{error['code']}]" if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, TypeError):
         text = response.text[:200].strip() or response.reason_phrase
     after = response.headers.get("retry-after")
-    return f"{text} (HTTP {response.status_code}{f'; try again in {after} s' if after else ''})"
+    return f"{text} (HTTP {response.status_code}{f'; retry after {after} s' if after else ''})"
 
 
 def trusted(url: str, ca: Path | None) -> ssl.SSLContext | None:
-    """What a server at an https `url` is known by: certificates of `ca`, or of the usual authorities.
+    """The TLS context for an https `url`: trusts the CAs in `ca`, or those of the system.
 
     None: `url` is not https. Raises `UserError`.
     """
@@ -38,15 +38,15 @@ def trusted(url: str, ca: Path | None) -> ssl.SSLContext | None:
 
 
 def checks(url: str, tls: ssl.SSLContext | None = None) -> ssl.SSLContext:
-    """What httpx is to check a server by; `tls`: what `trusted` has said.
+    """The `verify` argument for httpx; `tls`: the result of `trusted`.
 
-    By itself it reads all authorities there are even for http, which takes longer than most requests.
+    By default httpx loads all CAs even for http, which takes longer than most requests.
     """
     return tls or trusted(url, None) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def connect(url: str, api_key: str | None, tls: ssl.SSLContext | None = None) -> httpx.Client:
-    """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls` is what `trusted` says."""
+    """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls`: the result of `trusted`."""
     return httpx.Client(
         verify=checks(url, tls),
         base_url=url.removesuffix("/v1"),

@@ -1,4 +1,4 @@
-"""Where the command line gets its settings: the cluster file, `--set`, and FOREBAY_… environment variables."""
+"""Sources of the command line's settings: the cluster file, `--set`, and FOREBAY_… environment variables."""
 
 import os
 import sys
@@ -34,11 +34,11 @@ VARIABLES = {
 FILE_BYTES_MAX = 1_000_000
 PIPE_COLUMNS = 160
 WRONG_USAGE, NOT_REACHED, INTERRUPTED = 2, 3, 130
-"""Exit codes besides 0 (done) and 1 (failed)."""
+"""Exit codes besides 0 (success) and 1 (failure)."""
 
 
 class UserError(Exception):
-    """Something the user can mend; the text says how. `exit_code` tells scripts what kind it is."""
+    """An error that the user can fix; the text says how. `exit_code` tells scripts what kind it is."""
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
         self.exit_code = exit_code
@@ -47,7 +47,7 @@ class UserError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """A cluster file as read. `name` is what messages call it."""
+    """A cluster file as read. `name` is for messages."""
 
     name: str
     text: bytes
@@ -55,7 +55,7 @@ class FileText:
 
 
 def screen(stderr: bool = False) -> "Console":
-    """Where results (or, on standard error, notes) are printed. A pipe is as wide as the lines need."""
+    """The console for results, or on standard error for notes. A pipe gets a fixed width."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -68,12 +68,12 @@ def home() -> Path:
 
 
 def gateway_url() -> str:
-    """Base URL of the gateway, without a slash at the end."""
+    """Base URL of the gateway, without a trailing slash."""
     return (os.environ.get("FOREBAY_URL") or GATEWAY_URL).rstrip("/")
 
 
 def demo_file() -> FileText:
-    """The cluster file that comes with the package."""
+    """The cluster file in the package."""
     return FileText(f"demo/{FILE}", (resources.files("forebay.cli") / "demo" / FILE).read_bytes(), is_demo=True)
 
 
@@ -109,7 +109,7 @@ def variable_overrides(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def set_overrides(assignments: Iterable[str]) -> dict[str, str]:
-    """The `PATH=VALUE` of `--set`. Raises `UserError`."""
+    """Parse the `PATH=VALUE` of `--set`. Raises `UserError`."""
     overrides = {}
     for assignment in assignments:
         path, equals, value = assignment.partition("=")
@@ -129,7 +129,7 @@ def load_cluster(
     to_run: bool = False,
     otherwise: str = "nothing was started",
 ) -> "Cluster":
-    """The cluster of a file with environment and `--set` on top. Raises `UserError` with all problems."""
+    """The cluster of a file, with environment variables and `--set` applied. Raises `UserError` with all problems."""
     overrides = {**variable_overrides(environ), **set_overrides(assignments)}
     return parse_cluster(file, overrides, to_run=to_run, otherwise=otherwise)
 
@@ -137,9 +137,9 @@ def load_cluster(
 def parse_cluster(
     file: FileText, overrides: Mapping[str, str], *, to_run: bool = False, otherwise: str = "nothing was started"
 ) -> "Cluster":
-    """The cluster of a text. `to_run`: the certificate that it names has to be good too.
+    """Parse a cluster file. `to_run`: the certificate that it names must be valid too.
 
-    Raises `UserError` with all problems; `otherwise` is what they are the reason for.
+    Raises `UserError` with all problems; `otherwise` states what was not done because of them.
     """
     from forebay.net import tls
     from forebay.wire import clusterfile

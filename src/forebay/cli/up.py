@@ -1,4 +1,4 @@
-"""`forebay up`: from a cluster to a running one, and down again in order."""
+"""`forebay up`: starts a cluster, and stops it in order."""
 
 import asyncio
 import fcntl
@@ -19,7 +19,7 @@ from forebay.cli.doctor import check_certificate
 from forebay.cli.registry.opening import forget, store_of
 from forebay.cli.running.address import Holder, admin_url
 from forebay.cli.running.several import Several
-from forebay.cli.running.telling import has_terminal, reload_on, show
+from forebay.cli.running.startup import has_terminal, reload_on, show
 from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.cli.view.screen import Screen
 from forebay.control.plan import Artifact, Places
@@ -42,12 +42,12 @@ def run_up(
     read: Callable[[], Cluster] | None = None,
     parse: Callable[[str], Cluster] | None = None,
 ) -> int:
-    """Run a cluster until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
+    """Run a cluster until Ctrl-C or SIGTERM; returns the exit code. Raises `UserError` for errors that the user can
+    fix.
 
-    With `control.controllers: several` it waits while another process runs the cluster.
-
-    `read` reads the cluster file again, for `forebay reload` and SIGHUP; None: there is none. `parse` makes a cluster
-    of a document that `forebay apply` sends; None: none is taken.
+    With `control.controllers: several` it waits while another process runs the cluster. `read` reads the cluster file
+    again, for `forebay reload` and SIGHUP; None: there is none. `parse` parses a document of `forebay apply`; None:
+    not allowed.
     """
     home = home.absolute()
     places = Places(home / "run" / cluster.name)
@@ -85,7 +85,7 @@ def run_up(
                     screen=screen,
                     listener=listener,
                     read=read,
-                    prepare=partial(prepare_models, home=home, progress=lambda _: _quietly),
+                    prepare=partial(prepare_models, home=home, progress=lambda _: _no_progress),
                 )
                 if not asyncio.run(control.run()):
                     return 0
@@ -93,14 +93,14 @@ def run_up(
     return 0
 
 
-def _quietly(stage: str, done: int, total: int | None) -> None:
-    """Nobody looks at the progress of what is prepared when a control's turn comes."""
+def _no_progress(stage: str, done: int, total: int | None) -> None:
+    """Progress callback for preparations during a takeover, which are not shown."""
 
 
 @contextmanager
 def _locked(places: Places, cluster: Cluster, *, shared: bool) -> Iterator[None]:
-    """Hold the lock of the cluster, alone or together with others that share it; the kernel lets go of it however
-    this process ends."""
+    """Hold the cluster's lock, exclusively or shared with other controllers; the kernel releases it however the
+    process ends."""
     with places.lock.open("a+b") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -128,14 +128,14 @@ def _held(content: bytes, name: str) -> str:
 
 
 def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
-    """The bound socket of the admin API; the gateway's port is free, or held by a gateway of this very cluster."""
+    """The bound socket of the admin API; the gateway's port is free, or used by a gateway of this cluster."""
     several = cluster.control.controllers == "several"
     own = {pid for pid, _ in session_leaders(places.folder / "units")}
     problems = []
     gateway = bind(cluster.gateway.host, cluster.gateway.port)
     if isinstance(gateway, Taken):
         if not gateway.pids or not own.issuperset(gateway.pids):
-            problems.append(f"the gateway: {gateway.why}. Stop that, or change gateway.port or gateway.host.")
+            problems.append(f"the gateway: {gateway.why}. Stop that process, or change gateway.port or gateway.host.")
     else:
         gateway.close()
     admin = bind(cluster.admin.host, cluster.admin.port)
@@ -143,7 +143,7 @@ def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
         how = (
             "each controller needs its own: `--set admin.port=PORT`" if several else "change admin.port or admin.host"
         )
-        problems.append(f"the admin API: {admin.why}. Stop that, or {how}.")
+        problems.append(f"the admin API: {admin.why}. Stop that process, or {how}.")
     if problems or isinstance(admin, Taken):
         if not isinstance(admin, Taken):
             admin.close()
@@ -153,7 +153,7 @@ def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
 
 
 def _clear_peers(places: Places) -> None:
-    """Gateways that were killed leave word of where they listened."""
+    """Remove endpoint files of killed gateways."""
     for path in places.peers.glob("*.json"):
         try:
             endpoint = msgspec.json.decode(path.read_bytes(), type=Endpoint)
@@ -164,7 +164,7 @@ def _clear_peers(places: Places) -> None:
 
 
 def _prepare(cluster: Cluster, home: Path, screen: Screen) -> dict[str, Artifact]:
-    """All models, or all that is wrong with them."""
+    """The artifacts of all models. Raises `UserError` with the problems of all of them."""
     try:
         return prepare_models(cluster, home, screen.progress)
     except UserError as error:
@@ -184,7 +184,7 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
         raise UserError(f"the deployed revisions are unknown: {error}\n{NOT_BEGUN}") from error
 
     def stop() -> None:
-        screen.still()
+        screen.stop_bars()
         if control.stopping:
             screen.line("stopping at once: running requests are cut off", "red")
             control.kill()
@@ -201,7 +201,7 @@ async def _run(parts: Parts, listener: socket.socket, screen: Screen, began: flo
             hung_up.set()
 
     for number, act in ((signal.SIGINT, stop), (signal.SIGTERM, stop), (signal.SIGHUP, hang_up)):
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
             loop.add_signal_handler(number, act)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -477,8 +477,7 @@ class Gateway:
             link.pace.learn((charge.running + link.load) / 2, link.places, pace_s, now)
 
     def close(self) -> None:
-        """The process is exiting: end every request that still waits for its answer, or for the rest of it, with an
-        error."""
+        """The process is exiting: every request without its whole answer ends with an error."""
         for served in self.served.values():
             links = (*served.links, *served.leaving)
             attempts = [relay for link in links for relay in link.attempts if not isinstance(relay, Hedge)]

@@ -84,15 +84,9 @@ async def run(
             group.create_task(_count_peers(gateway, spec)),
         ]
         if spec.tenancy is not None:
-<<<<<<< HEAD
-            gateway.doorman = Doorman(spec.id, spec.tenancy, log, now=gateway.now)
-            gateway.doorman.start()
-        renewal = CertificateReloader(spec.tls, log, metrics) if spec.tls is not None else None
-=======
             gateway.access = AccessControl(spec.id, spec.tenancy, log, now=gateway.now)
             gateway.access.start()
-        renewal = Renewal(spec.tls, log, metrics) if spec.tls is not None else None
->>>>>>> 5d6b43d (Gateway: docstrings, comments and texts in the field's terms; modules and methods named for what they do)
+        renewal = CertificateReloader(spec.tls, log, metrics) if spec.tls is not None else None
         try:
             if recorder is not None:
                 recorder.start()
@@ -186,15 +180,10 @@ async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
         await asyncio.sleep(PEERS_EVERY_S)
 
 
-<<<<<<< HEAD
 async def _listen(
     public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: CertificateReloader | None
 ) -> None:
-    """Listen for peers and for clients, and say where."""
-=======
-async def _listen(public: HttpServer, private: HttpServer, spec: GatewaySpec, renewal: Renewal | None) -> None:
     """Listen for peers and for clients, and publish the endpoints."""
->>>>>>> 5d6b43d (Gateway: docstrings, comments and texts in the field's terms; modules and methods named for what they do)
     try:
         tls = renewal.start() if renewal is not None else None
         await private.start(LOOPBACK, 0)

@@ -188,7 +188,7 @@ def test_a_model_that_the_server_does_not_have_is_said_instead_of_what_follows()
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as http:
             await run.discover(Server(http, models=["nope"]))
 
-    with pytest.raises(run.Absent, match="nope is not ready; ready are: there"):
+    with pytest.raises(run.Absent, match="nope is not ready; ready models: there"):
         asyncio.run(main())
 
 

@@ -373,4 +373,4 @@ def test_ctrl_c_leaves_the_rollout_going_on_and_says_so(api: Api, monkeypatch: p
     done = run("deploy", "chat", "-r", "r-1", "--wait")
 
     assert done.exit_code == 130
-    assert "The rollout goes on" in done.stdout
+    assert "The rollout continues" in done.stdout

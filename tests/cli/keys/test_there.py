@@ -37,10 +37,10 @@ def test_keys_are_made_shown_replaced_and_ended_elsewhere(run: Run, tmp_path: Pa
     done = run(Role.ADMIN, "create", "--tenant", "team-a", "--expires", "90d")
     key = done.stdout.strip()
     assert key.startswith("fb-"), done.output
-    assert "tenant team-a, good until" in done.stderr
+    assert "tenant team-a, valid until" in done.stderr
     bob = run(Role.ADMIN, "create", "--admin", "operator", "--name", "bob").stdout.strip()
     new = run(Role.ADMIN, "rotate", key[3:11], "--overlap", "1h")
-    assert f"Key {key[3:11]} stays good until" in new.stderr
+    assert f"Key {key[3:11]} stays valid until" in new.stderr
     assert f"Key {bob[3:11]} is revoked." in run(Role.ADMIN, "revoke", bob[3:11]).stdout
     rows = json.loads(run(Role.ADMIN, "list", "--json").stdout)
     assert [(row["tenant"] or row["name"], row["state"]) for row in rows] == [

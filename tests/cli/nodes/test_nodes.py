@@ -68,7 +68,7 @@ def test_every_device_is_shown_with_what_is_wrong_and_what_helps() -> None:
         "GPU-b: XID 79: has fallen off the bus; serves again after a reset of the GPU or its machine",
         "1980 MHz (heat)    0.60",
         "GPU-d: XID 64; serves again after `forebay undrain a --device GPU-d`",
-        "GPU-e: XID 74; will be tried again at 1970-01-01 00:16:40 UTC unless there is another error",
+        "GPU-e: XID 74; returns to service at 1970-01-01 00:16:40 UTC unless there is another error",
         "GPU-f: it was reset; on probation until 1970-01-01 00:16:40 UTC",
         "1.0/? GiB     ?      ?      ?",
         "a  draining",
@@ -97,8 +97,8 @@ def test_drain_sends_what_was_said_and_can_wait_until_nothing_is_left(api: Api) 
 
     assert done.exit_code == 0, done.output
     assert api.asked[0][2] == {"why": "new fans", "force": True}
-    assert "a: chat-0, chat-1 still there" in done.stderr
-    assert "a: chat-1 still there" in done.stderr
+    assert "a: chat-0, chat-1 still running" in done.stderr
+    assert "a: chat-1 still running" in done.stderr
     assert "a  drained" in done.stdout
     assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=Standing) == DRAINING
 
@@ -118,13 +118,13 @@ def test_draining_by_force_says_what_stays_and_why_and_ends_with_its_time(
 
     assert done.exit_code == work.NOT_EMPTY, done.output
     assert done.stderr.splitlines() == [
-        "a: chat-0, chat-1 still there",
+        "a: chat-0, chat-1 still running",
         "  chat-1: b has 1 GiB free",
-        "a after 40 s: chat-0, chat-1 still there",
+        "a after 40 s: chat-0, chat-1 still running",
         "  chat-1: b has 1 GiB free",
-        "a after 80 s: chat-0, chat-1 still there",
+        "a after 80 s: chat-0, chat-1 still running",
         "  chat-1: b has 1 GiB free",
-        "a is not empty after 70 s: chat-0, chat-1 still there; it goes on draining",
+        "a is not empty after 70 s: chat-0, chat-1 still running; it continues to drain",
     ]
     assert "a  draining" in done.stdout
     done = run("drain", "a", "--force", "--wait", "--timeout", "0", "--json")
@@ -159,7 +159,7 @@ def test_waiting_is_left_with_ctrl_c_and_the_node_goes_on(api: Api, monkeypatch:
     monkeypatch.setattr("forebay.cli.nodes.work.time.sleep", interrupted)
     done = run("drain", "a", "--wait")
     assert done.exit_code == 130
-    assert "a goes on draining" in done.stderr
+    assert "a is still draining" in done.stderr
 
 
 def test_undrain_is_of_a_node_or_of_a_device(api: Api) -> None:

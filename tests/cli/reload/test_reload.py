@@ -124,7 +124,7 @@ def test_without_a_file_and_in_the_face_of_mistakes_of_ours_nothing_is_changed(t
         assert problem.startswith("nothing was changed: ZeroDivisionError")
         bed.again.read = lambda: parse(document(replicas=2))
         bed.rig.control.stop()
-        assert await bed.again() == Reloaded(("the cluster stops",))
+        assert await bed.again() == Reloaded(("the cluster is stopping",))
 
     on_a_bed(tmp_path, test)
 

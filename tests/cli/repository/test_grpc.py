@@ -11,24 +11,24 @@ import typer
 from typer.testing import CliRunner
 
 from forebay.cli.repository.fields import with_fields
-from forebay.cli.repository.grpc import GrpcWish
-from forebay.cli.repository.wish import rpc_options
+from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.plan import rpc_options
 from forebay.cli.settings import UserError
 from forebay.net.http2 import Keepalive
 
 
 def test_nothing_said_is_what_grpc_does_by_itself() -> None:
-    options = rpc_options(GrpcWish())
+    options = rpc_options(GrpcOptions())
     assert (options.keepalive, options.tls, options.forwarded_headers) == (Keepalive(), None, None)
     assert (options.compression, options.message_bytes_max) == ("none", 2**31 - 1)
     assert options.messages_bytes_max == 2**31
     with pytest.raises(UserError, match="--grpc-max-messages-size"):
-        rpc_options(GrpcWish(grpc_max_messages_size="much"))
+        rpc_options(GrpcOptions(grpc_max_messages_size="much"))
 
 
 def test_options_become_rules_for_connections() -> None:
     keepalive = rpc_options(
-        GrpcWish(
+        GrpcOptions(
             grpc_keepalive_time=1500, grpc_keepalive_timeout=250, grpc_keepalive_permit_without_calls="true",
             grpc_http2_min_recv_ping_interval_without_data=0, grpc_http2_max_ping_strikes=0,
             grpc_max_connection_age=60_000,
@@ -44,7 +44,7 @@ def test_encryption_needs_its_files(tmp_path: Path) -> None:
     server.cert_chain_pems[0].write_to_path(files["cert"])
     server.private_key_pem.write_to_path(files["key"])
     authority.cert_pem.write_to_path(files["root"])
-    wish = GrpcWish(grpc_use_ssl="true", grpc_server_cert=files["cert"], grpc_server_key=files["key"])
+    wish = GrpcOptions(grpc_use_ssl="true", grpc_server_cert=files["cert"], grpc_server_key=files["key"])
     assert rpc_options(wish).tls is not None
     assert rpc_options(replace(wish, grpc_use_ssl_mutual="true", grpc_root_cert=files["root"])).tls is not None
     for change, text in (
@@ -56,20 +56,20 @@ def test_encryption_needs_its_files(tmp_path: Path) -> None:
             rpc_options(replace(wish, **change))  # type: ignore[arg-type]
         assert text in str(error.value)
     with pytest.raises(UserError, match="--grpc-header-forward-pattern"):
-        rpc_options(GrpcWish(grpc_header_forward_pattern="("))
+        rpc_options(GrpcOptions(grpc_header_forward_pattern="("))
 
 
 def test_a_command_gets_all_of_them_as_one_value() -> None:
-    got: list[tuple[str, GrpcWish]] = []
+    got: list[tuple[str, GrpcOptions]] = []
 
-    @with_fields(grpc=GrpcWish)
-    def command(word: Annotated[str, typer.Argument()] = "none", *, grpc: GrpcWish) -> None:
+    @with_fields(grpc=GrpcOptions)
+    def command(word: Annotated[str, typer.Argument()] = "none", *, grpc: GrpcOptions) -> None:
         got.append((word, grpc))
 
     app = typer.Typer()
     app.command()(command)
     words = ["hello", "--grpc-use-ssl", "true", "--grpc-max-connection-age", "5"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert got == [("hello", GrpcWish(grpc_use_ssl="true", grpc_max_connection_age=5))]
+    assert got == [("hello", GrpcOptions(grpc_use_ssl="true", grpc_max_connection_age=5))]
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).stdout
-    assert all("--" + each.name.replace("_", "-") in shown for each in fields(GrpcWish))
+    assert all("--" + each.name.replace("_", "-") in shown for each in fields(GrpcOptions))

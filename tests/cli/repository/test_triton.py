@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.repository.test_wish import wish as defaults
+from tests.cli.repository.test_plan import wish as defaults
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.cli.repository import run
-from forebay.cli.repository.triton import TritonWish, idle_options
-from forebay.cli.repository.wish import Wish, plan_of
+from forebay.cli.repository.plan import ServerOptions, plan_of
+from forebay.cli.repository.triton import TritonOptions, idle_options
 from forebay.cli.settings import UserError
 
 wish = defaults
@@ -27,8 +27,8 @@ IDLE = {
 }
 
 
-def test_options_that_we_have_by_another_name_mean_the_same(wish: Wish) -> None:
-    triton = TritonWish(server_id="mine", response_cache_byte_size=1000, trace_file="/x")
+def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions) -> None:
+    triton = TritonOptions(server_id="mine", response_cache_byte_size=1000, trace_file="/x")
     plan = plan_of(replace(wish, triton=triton))
     assert (plan.front.name, plan.rpc.name, plan.models.cache_bytes) == ("mine", "mine", 1000)
     assert plan.tracing.file == "/x"

@@ -71,10 +71,10 @@ def test_where_a_cluster_was_started_counts_before_where_its_file_puts_it(monkey
 
 def test_a_file_that_is_wrong_matters_to_who_names_it_only() -> None:
     Path("forebay.yaml").write_text("models: 5\n")
-    assert admin_address(None, None).origin == "the default, as forebay.yaml is wrong: `forebay config check`"
+    assert admin_address(None, None).origin == "the default, as forebay.yaml is invalid: `forebay config check`"
     runs("own", "http://127.0.0.1:9009")
     assert admin_address(None, None).url == "http://127.0.0.1:9009"
-    with pytest.raises(UserError, match="1 problem; nobody was asked"):
+    with pytest.raises(UserError, match="1 problem; no request was sent"):
         admin_address(None, Path("forebay.yaml"))
 
 

@@ -121,7 +121,7 @@ def test_what_people_say_is_sent(api: Api, words: tuple[str, ...], body: dict[st
 
 def test_a_store_that_is_down_is_said(api: Api) -> None:
     api.answer = {**msgspec.to_builtins(CHAT), "trouble": "gone"}
-    assert "It is done, and not stored yet: gone" in shown("set", "chat", "3")
+    assert "Applied, but not stored yet: gone" in shown("set", "chat", "3")
 
 
 def test_nothing_to_set_is_no_command(api: Api) -> None:

@@ -9,7 +9,7 @@ from tests.cli.conftest import Run
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.cli.simulate import chaos as command
 from forebay.cli.simulate.chaos import BROKEN, chaos, chaos_seeds
-from forebay.cli.simulate.plan import Wish
+from forebay.cli.simulate.plan import SimulationOptions
 from forebay.sim.full.chaos import Verdict
 from forebay.sim.full.chaos import chaos as simulated
 
@@ -18,18 +18,18 @@ CALM = 0
 
 
 def test_the_seeds_are_those_that_are_wished() -> None:
-    assert chaos_seeds(Wish(seed=3, seeds=2)) == range(3, 5)
+    assert chaos_seeds(SimulationOptions(seed=3, seeds=2)) == range(3, 5)
 
 
 @pytest.mark.parametrize(
     ("wish", "says"),
     [
-        (Wish(seeds=0), "--seeds: found 0; allowed: 1 to 1000000"),
-        (Wish(seeds=1_000_001), "--seeds: found 1000001"),
-        (Wish(seed=-1), "--seed: found -1; allowed: 0 to"),
+        (SimulationOptions(seeds=0), "--seeds: found 0; allowed: 1 to 1000000"),
+        (SimulationOptions(seeds=1_000_001), "--seeds: found 1000001"),
+        (SimulationOptions(seed=-1), "--seed: found -1; allowed: 0 to"),
     ],
 )
-def test_bad_seeds_are_refused(wish: Wish, says: str) -> None:
+def test_bad_seeds_are_refused(wish: SimulationOptions, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         chaos_seeds(wish)
     assert caught.value.exit_code == WRONG_USAGE
@@ -52,7 +52,7 @@ def test_a_seed_that_breaks_a_rule_is_told_with_the_command_that_repeats_it(
     told = capsys.readouterr().out.splitlines()
     assert "BROKEN at 1.5 s: a request ended twice" in told
     assert "replay: forebay simulate --seed 2 --depth full" in told
-    assert told[-1] == "4 seeds, 1 of them broke a rule"
+    assert told[-1] == "4 seeds, 1 with violations"
     assert chaos(range(4), as_json=True) == BROKEN
     (broken,) = json.loads(capsys.readouterr().out)["broken"]
     assert (broken["seed"], broken["command"]) == (2, "forebay simulate --seed 2 --depth full")

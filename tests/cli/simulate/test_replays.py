@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Run as RunCommand
 
 from forebay.cli.settings import UserError
-from forebay.cli.simulate.plan import Plan, Wish, plan
+from forebay.cli.simulate.plan import Plan, SimulationOptions, plan
 from forebay.cli.simulate.processes import ctrl_c_after, replays
 from forebay.sim.engine import hardware
 from forebay.sim.report.figures import Result
@@ -49,7 +49,9 @@ def results(planned: Plan) -> dict[tuple[str, float, int], Result]:
 
 def test_requests_that_meet_nobody_take_what_the_step_times_say(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 30, shared=False)
-    planned = plan(Wish(trace=str(trace), policies=("cpr", "plain_random"), replicas=2, scales="1,2", jobs=2))
+    planned = plan(
+        SimulationOptions(trace=str(trace), policies=("cpr", "plain_random"), replicas=2, scales="1,2", jobs=2)
+    )
     step = hardware("h100_sxm", "70B", 4).step
     first_s = step.step_s(PROMPT, PROMPT * PROMPT / 2, 0, 0)
     context = PROMPT + (ANSWER + 1) / 2
@@ -70,14 +72,14 @@ def test_requests_that_meet_nobody_take_what_the_step_times_say(tmp_path: Path) 
 
 def test_one_replica_has_in_its_cache_what_all_prompts_begin_with(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 30, shared=True)
-    (result,) = results(plan(Wish(trace=str(trace), policies=("cpr",), replicas=1))).values()
+    (result,) = results(plan(SimulationOptions(trace=str(trace), policies=("cpr",), replicas=1))).values()
 
     assert result.summary.cache_hit == pytest.approx(29 * 512 / (30 * PROMPT))
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_however_many_run_at_once() -> None:
-    wish = Wish(requests=40, policies=("cpr", "p2c"), seed=3, seeds=2)
+    wish = SimulationOptions(requests=40, policies=("cpr", "p2c"), seed=3, seeds=2)
     one, two = (results(plan(replace(wish, jobs=jobs))) for jobs in (1, 2))
 
     assert one == two
@@ -85,7 +87,9 @@ def test_the_same_seed_gives_the_same_figures_however_many_run_at_once() -> None
 
 
 def test_requests_that_no_replica_can_hold_are_refused_and_counted() -> None:
-    (result,) = results(plan(Wish(requests=40, policies=("cpr",), assignments=("kv_tokens=1024",)))).values()
+    (result,) = results(
+        plan(SimulationOptions(requests=40, policies=("cpr",), assignments=("kv_tokens=1024",)))
+    ).values()
 
     assert result.summary.goodput == 0
     assert result.summary.refused == {"context_length_exceeded": 40}
@@ -94,7 +98,7 @@ def test_requests_that_no_replica_can_hold_are_refused_and_counted() -> None:
 @pytest.mark.slow
 def test_a_fleet_is_sized_by_who_was_named_and_counts_what_it_had(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 8, shared=False)
-    wish = Wish(
+    wish = SimulationOptions(
         trace=str(trace), fleets=("static@3", "forebay"), replicas=2, assignments=("scale.max=2", "start_s=5")
     )
     planned = plan(wish)
@@ -109,7 +113,7 @@ def test_a_fleet_is_sized_by_who_was_named_and_counts_what_it_had(tmp_path: Path
 
 
 def test_a_replay_that_dies_is_told() -> None:
-    planned = plan(Wish(requests=40, policies=("cpr",)))
+    planned = plan(SimulationOptions(requests=40, policies=("cpr",)))
     broken = planned._replace(cluster=planned.cluster.model_copy(update={"gpu": "none"}))
 
     with pytest.raises(UserError, match="The replay of cpr ended with code 1"):

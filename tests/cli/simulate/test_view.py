@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from tests.sim.report.made import CURVES, report_of, summary_of
 
-from forebay.cli.simulate.plan import Run, Wish, plan
-from forebay.cli.simulate.processes import Told
+from forebay.cli.simulate.plan import Run, SimulationOptions, plan
+from forebay.cli.simulate.processes import ReplayProgress
 from forebay.cli.simulate.view import Bars, document, view
 from forebay.sim.report.figures import FIGURES, Result
 
@@ -64,7 +64,7 @@ def test_json_has_every_figure_by_its_name_for_each_policy_and_what_is_not_known
 
 @pytest.mark.parametrize(("seeds", "left"), [(1, 2), (6, 1)])
 def test_bars_show_what_runs_and_of_many_runs_only_that(seeds: int, left: int) -> None:
-    planned = plan(Wish(policies=("cpr", "p2c"), seeds=seeds))
+    planned = plan(SimulationOptions(policies=("cpr", "p2c"), seeds=seeds))
     progress = Progress(console=Console(file=io.StringIO()))
     shown = Bars(planned, progress)
     for run in planned.runs:
@@ -77,18 +77,18 @@ def test_bars_show_what_runs_and_of_many_runs_only_that(seeds: int, left: int) -
 
 
 def test_a_bar_says_that_a_fleet_is_planned_as_long_as_nothing_is_replayed() -> None:
-    planned = plan(Wish(fleets=("oracle", "forebay")))
+    planned = plan(SimulationOptions(fleets=("oracle", "forebay")))
     progress = Progress(console=Console(file=io.StringIO()))
     shown = Bars(planned, progress)
     for run in planned.runs:
-        shown.told(Told(run, 0, 100))
+        shown.update(ReplayProgress(run, 0, 100))
     assert [task.description for task in progress.tasks] == ["oracle: planning", "forebay"]
     for run in planned.runs:
-        shown.told(Told(run, 1, 100))
+        shown.update(ReplayProgress(run, 1, 100))
     assert [task.description for task in progress.tasks] == ["oracle", "forebay"]
 
 
 def finish(shown: Bars, run: Run) -> None:
-    shown.told(Told(run, 0, 100))
-    shown.told(Told(run, 50, 100))
-    shown.told(Told(run, 100, 100, Result(run.policy, run.scale, run.seed, summary_of(0.9)), CURVES))
+    shown.update(ReplayProgress(run, 0, 100))
+    shown.update(ReplayProgress(run, 50, 100))
+    shown.update(ReplayProgress(run, 100, 100, Result(run.policy, run.scale, run.seed, summary_of(0.9)), CURVES))

@@ -8,7 +8,7 @@ import pytest
 from tests.modelserver.replica.models import double, onnx_file
 
 from forebay.cli.build import ENGINE_COMMANDS, prepare_model
-from forebay.cli.serve import Wish, cluster_of
+from forebay.cli.serve import ModelOptions, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.cluster import ModelSettings
 from forebay.core.engine_settings import ModelServerSettings
@@ -16,7 +16,7 @@ from forebay.core.model import Task
 
 
 def wished(source: Path, task: Task | None = None, name: str | None = None, *more: str) -> ModelSettings:
-    cluster = cluster_of(Wish(str(source), name, task, None, 1, None), more, {})
+    cluster = cluster_of(ModelOptions(str(source), name, task, None, 1, None), more, {})
     return cluster.models[0]
 
 

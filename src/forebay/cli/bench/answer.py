@@ -1,4 +1,4 @@
-"""Reads one answer as it arrives: when the first token came, how many there were, what went wrong. No IO."""
+"""Parses one response as it arrives: time of the first token, number of tokens, errors. No IO."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import msgspec
 from forebay.wire.documents import UNREADABLE
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""A plain answer (an embedding batch, say) may be this large; a stream keeps one event at a time."""
+"""Maximum size of a plain response, such as an embedding batch; a stream buffers one event at a time."""
 EVENT_BYTES_MAX = 8 * 1024 * 1024
 
 
@@ -52,7 +52,7 @@ def error_code(status: int, content: bytes) -> str:
 
 
 class Answer:
-    """The state of one answer; `on_done` is called once, with an error code or None."""
+    """The state of one response; `on_done` is called once, with an error code or None."""
 
     def __init__(self, streaming: bool, clock: Callable[[], float], on_done: Callable[[str | None], None]) -> None:
         self._streaming = streaming
@@ -64,7 +64,7 @@ class Answer:
         self.first_s: float | None = None
         """When the first token arrived."""
         self.last_s: float | None = None
-        """When the newest did."""
+        """When the latest token arrived."""
         self.ended_s = 0.0
         self.pieces = 0
         self.prompt_tokens: int | None = None
@@ -78,7 +78,7 @@ class Answer:
         """A part of the body arrived."""
         streams = self._status == 200 and self._streaming
         lone = data.startswith(b"data:") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
-        if lone and streams and not self._kept:  # one event of one line, nearly always
+        if lone and streams and not self._kept:  # nearly always one event of one line
             self._event(data[5:].strip())
             return
         self._kept += data
@@ -88,7 +88,7 @@ class Answer:
             self._done("answer_too_large")
 
     def on_end(self, trailers: list[tuple[bytes, bytes]]) -> None:
-        """The answer is complete."""
+        """The response is complete."""
         if self._status != 200:
             self._done(error_code(self._status, bytes(self._kept)))
         elif self._streaming:
@@ -97,14 +97,14 @@ class Answer:
             self._plain()
 
     def fail(self, code: str) -> None:
-        """The answer will not come (any more)."""
+        """The response will not come, or not completely."""
         self._done(code if not self.pieces else f"{code} in stream")
 
     def _done(self, code: str | None) -> None:
         if self._on_done is not None:
-            tell, self._on_done = self._on_done, None
+            on_done, self._on_done = self._on_done, None
             self.ended_s = self._clock()
-            tell(code)
+            on_done(code)
 
     def _plain(self) -> None:
         try:

@@ -69,7 +69,7 @@ async def _measure(plan: Recipe, tls: ssl.SSLContext | None, progress_to: Consol
 
     with Live(console=progress_to, auto_refresh=False, transient=True) as shown:
         async with asyncio.TaskGroup() as group:
-            # drawing for nobody would take CPU from a server on this machine
+            # drawing without a terminal would only take CPU from a server on this machine
             watcher = group.create_task(show(shown)) if progress_to.is_terminal else None
             try:
                 samples = await load.run()
@@ -107,7 +107,7 @@ def bench(plan: Plan, slo: Slo, output: Output) -> int:
 
 
 def draw(path: Path, result: Report, samples: Samples, notes_to: Console) -> None:
-    """Write the picture, or say why there is none."""
+    """Write the chart, or print why that failed."""
     from forebay.cli.bench.plot import save
 
     try:
@@ -119,7 +119,7 @@ def draw(path: Path, result: Report, samples: Samples, notes_to: Console) -> Non
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `BadPlan` if a picture cannot be drawn, before anything is measured."""
+    """Raise `BadPlan` before the run if the chart cannot be drawn."""
     if path is None:
         return
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):

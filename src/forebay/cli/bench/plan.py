@@ -1,4 +1,4 @@
-"""What a run sends and when: lengths, prompts, arrival times, request bytes. Pure: chance comes in as `rng`."""
+"""What a run sends and when: lengths, prompts, arrival times, request bytes. Pure: randomness comes from `rng`."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ WORDS = (
 
 
 class Kind(StrEnum):
-    """The endpoint that is loaded."""
+    """The endpoint to load."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -43,12 +43,12 @@ PATHS = {Kind.CHAT: "/chat/completions", Kind.COMPLETIONS: "/completions", Kind.
 
 
 class BadPlan(Exception):  # noqa: N818 - states the condition
-    """An option cannot be used; the text says which, what was found and what is allowed."""
+    """An option is invalid; the text says which, what was found and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of lengths in tokens: fixed, uniform, or log-normal around a median and cut at `high`."""
+    """A distribution of lengths in tokens: fixed, uniform, or log-normal around a median and capped at `high`."""
 
     low: int
     high: int
@@ -90,7 +90,7 @@ def parse_lengths(option: str, text: str) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run as asked for. `rate` None: `concurrency` callers, each sends when its last answer is there."""
+    """The options of a run. `rate` None: `concurrency` clients, each sends its next request after a response."""
 
     url: str
     model: str | None
@@ -112,12 +112,12 @@ class Plan:
     headers: tuple[str, ...] = ()
     """`NAME:VALUE`, sent with every request."""
     temperature: float | None = None
-    """None: what the server does of itself."""
+    """None: the server's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A run that can be carried out: every value checked, every default decided."""
+    """A validated run: every option checked, every default applied."""
 
     target: "Target"
     model: str
@@ -140,7 +140,7 @@ class Recipe:
 
 
 def recipe(plan: Plan) -> Recipe:
-    """The plan, checked; the model may still be empty. Raises `BadPlan`."""
+    """Validate the plan; the model may still be empty. Raises `BadPlan`."""
     if plan.task not in list(Kind):
         raise BadPlan(f"--task: found {plan.task!r}; allowed: {', '.join(Kind)}")
     bounds: tuple[tuple[str, float | None, float, float], ...] = (
@@ -223,7 +223,7 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\t\x2
 OWN_HEADERS = frozenset(
     {"accept", "authorization", "connection", "content-length", "content-type", "host", "transfer-encoding"}
 )
-"""What a request has anyway."""
+"""Headers that every request has already."""
 
 
 def parse_header(text: str) -> tuple[str, str]:
@@ -246,7 +246,7 @@ def arrivals(rate: float, rng: Random) -> Iterator[float]:
 
 
 def prompt(number: int, tokens: int, rng: Random) -> str:
-    """A text of about `tokens` tokens. The number comes first, so that no two share a prefix a cache could use."""
+    """A text of about `tokens` tokens. It starts with the number, so that no two share a cacheable prefix."""
     words = [f"{number}:", *rng.choices(WORDS, k=max(0, tokens - 3))]
     return " ".join(words)
 
@@ -255,7 +255,7 @@ def body(plan: Recipe, number: int, rng: Random) -> bytes:
     """The JSON document of one request."""
     texts = [prompt(number * plan.batch + i, plan.prompt.draw(rng), rng) for i in range(plan.batch)]
     if plan.kind is Kind.EMBED:
-        # base64 is what OpenAI's client asks for unless it is told otherwise
+        # OpenAI's client asks for base64 by default
         return msgspec.json.encode({"model": plan.model, "input": texts, "encoding_format": "base64"})
     document: dict[str, object] = {"model": plan.model, "max_tokens": plan.output.draw(rng)}
     if plan.kind is Kind.CHAT:

@@ -1,4 +1,4 @@
-"""The picture of a run. The only file that imports matplotlib (extra `plot`)."""
+"""Charts of a run. The only file that imports matplotlib (extra `plot`)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from forebay.cli.bench.stats import Report, Samples
 
 BUCKETS_MAX = 60
 POINTS_MAX = 20_000
-"""More points than this are thinned: nobody can see more."""
+"""More points are thinned out: they would not be visible."""
 COLOURS = {"time to first token": "#1f77b4", "end to end": "#d62728", "time per output token": "#2ca02c"}
 
 
 def save(path: Path, report: Report, samples: Samples) -> None:
-    """Write a picture (the format follows the suffix): latency distributions, and latency and rate over time."""
+    """Write the charts (the suffix decides the format): latency distributions, and latency and rate over time."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     figure.suptitle(f"{report.model} at {report.url}: {report.load}", fontsize=12)
     above, below = figure.subplots(2, 2)

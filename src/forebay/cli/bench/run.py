@@ -1,6 +1,6 @@
-"""Sends the requests of a plan and collects the samples. One event loop, raw protocols: the client stays cheap.
+"""Sends the requests of a plan and collects samples. One event loop and raw protocols keep the client cheap.
 
-Times are taken by `perf_counter`: the clock of uvloop counts whole milliseconds.
+Times are from `perf_counter`: uvloop's clock has a resolution of 1 ms.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from forebay.cli.bench.stats import Sample, Samples
 from forebay.net.client import Call, CallError, Pool
 
 IN_FLIGHT_MAX = 10_000
-"""Open loop: requests that are due while this many are open wait in the client, and their latency grows."""
+"""Open loop: with this many requests in flight, further ones wait in the client, and their latency grows."""
 
 
 @dataclass
 class Progress:
-    """What a run has done so far, for whoever watches."""
+    """The state of a run, for progress displays."""
 
     samples: Samples
     begun_s: float = 0.0
@@ -32,7 +32,7 @@ class Progress:
     interrupted: bool = False
 
     def elapsed_s(self, now: float) -> float:
-        """Seconds of the measured run."""
+        """Duration of the measured run so far, in seconds."""
         return (self.ended_s or now) - self.begun_s if self.begun_s else 0.0
 
 
@@ -48,12 +48,12 @@ class Load:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """End now: open requests are given up and not counted."""
+        """End now: requests in flight are abandoned and not counted."""
         self.progress.interrupted = True
         self._stopped.set()
 
     async def run(self) -> Samples:
-        """Send everything, wait for the answers."""
+        """Send all requests, and wait for the responses."""
         async with asyncio.TaskGroup() as group:
             target = self.plan.target
             pool = Pool(target.host, target.port, group, idle_max=IN_FLIGHT_MAX, tls=self._tls)
@@ -89,7 +89,7 @@ class Load:
     async def _closed(
         self, pool: Pool, samples: Samples, begun_s: float, todo: Iterator[int], ends_s: float | None
     ) -> None:
-        """`concurrency` callers; each sends its next request when it has the answer to the last."""
+        """`concurrency` clients; each sends its next request after the response to the last."""
 
         async def caller() -> None:
             for _ in todo:
@@ -104,7 +104,7 @@ class Load:
     async def _open(
         self, pool: Pool, samples: Samples, begun_s: float, todo: Iterator[int], ends_s: float | None
     ) -> None:
-        """Requests leave at Poisson times, however slow the answers are."""
+        """Requests are sent at Poisson arrival times, however slow the responses are."""
         assert self.plan.rate is not None
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
@@ -125,7 +125,7 @@ class Load:
                 group.create_task(one(due_s))
 
     async def _send(self, pool: Pool, samples: Samples, begun_s: float, due_s: float) -> None:
-        """One request from sending to the end of its answer."""
+        """Send one request and wait for its complete response."""
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
         def tell(code: str | None) -> None:
@@ -152,7 +152,7 @@ class Load:
 
 
 def _give_up(call: Call, done: "asyncio.Future[str | None]") -> None:
-    """Free the connection of a call whose answer nobody waits for any more."""
+    """Close the connection of an abandoned call."""
     if not done.done() or done.cancelled() or done.result() is not None:
         call.cancel()
 
@@ -172,7 +172,7 @@ def _sample(answer: Answer, begun_s: float, due_s: float, sent_s: float) -> Samp
 
 
 class _Sink:
-    """Hands what a pool reports to an answer."""
+    """Forwards the events of a pool to an answer."""
 
     def __init__(self, answer: Answer) -> None:
         self.on_head = answer.on_head

@@ -1,4 +1,4 @@
-"""From samples to a report: percentiles, rates, goodput. Pure functions over bounded arrays."""
+"""Turns samples into a report: percentiles, rates, goodput. Pure functions over bounded arrays."""
 
 import math
 from array import array
@@ -10,38 +10,38 @@ import msgspec
 
 QUANTILES = (0.50, 0.95, 0.99)
 CODES_MAX = 64
-"""Different error codes that are counted apart; the rest is counted as `other`."""
+"""Error codes that are counted separately; the rest counts as `other`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answered request. Times in seconds; `start_s` counts from the start of the run.
 
-    `latency_s` and `ttft_s` count from when the request was due, `lag_s` is how late it was really sent.
+    `latency_s` and `ttft_s` count from when the request was due, `lag_s` is how much later it was sent.
     """
 
     start_s: float
     lag_s: float
     ttft_s: float
-    """Not a number if the answer had no text."""
+    """NaN if the response had no text."""
     decode_s: float
     """From the first piece of text to the last."""
     latency_s: float
     prompt_tokens: int
     output_tokens: int
     counted: bool
-    """True: the server gave no usage, `output_tokens` counts pieces of the stream instead."""
+    """True: the server sent no usage, so `output_tokens` counts stream chunks instead."""
 
 
 @dataclass
 class Samples:
-    """All answers of a run in columns (40 bytes a request), and the errors by code."""
+    """All responses of a run in columns (40 bytes per request), and errors by code."""
 
     start_s: "array[float]" = field(default_factory=lambda: array("d"))
     lag_s: "array[float]" = field(default_factory=lambda: array("d"))
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
     tpot_s: "array[float]" = field(default_factory=lambda: array("d"))
-    """Not a number where an answer has fewer than two tokens."""
+    """NaN for a response with fewer than two tokens."""
     latency_s: "array[float]" = field(default_factory=lambda: array("d"))
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -49,7 +49,7 @@ class Samples:
     errors: Counter[str] = field(default_factory=Counter)
 
     def add(self, sample: Sample) -> None:
-        """Record an answer."""
+        """Record a response."""
         self.start_s.append(sample.start_s)
         self.lag_s.append(sample.lag_s)
         self.ttft_s.append(sample.ttft_s)
@@ -60,28 +60,28 @@ class Samples:
         self.counted += sample.counted
 
     def fail(self, code: str) -> None:
-        """Record a request without a good answer."""
+        """Record a failed request."""
         known = code in self.errors or len(self.errors) < CODES_MAX
         self.errors[code if known else "other"] += 1
 
     @property
     def answered(self) -> int:
-        """How many requests were answered well."""
+        """Number of successful requests."""
         return len(self.latency_s)
 
     @property
     def failed(self) -> int:
-        """How many were not."""
+        """Number of failed requests."""
         return self.errors.total()
 
 
 def tpot_s(sample: Sample) -> float:
-    """Time per output token after the first; not a number if there is no second."""
+    """Time per output token after the first; NaN without a second one."""
     return sample.decode_s / (sample.output_tokens - 1) if sample.output_tokens > 1 else math.nan
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The q-quantile of sorted values, linear between neighbours."""
+    """The q-quantile of sorted values, with linear interpolation."""
     place = q * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -89,7 +89,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a quantity is distributed, in milliseconds."""
+    """The distribution of a quantity, in milliseconds."""
 
     mean: float
     p50: float
@@ -110,7 +110,7 @@ def spread(values_s: Iterable[float]) -> Spread | None:
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """What a request must stay under to count as good, milliseconds; None: not asked."""
+    """Limits that a good request must meet, in milliseconds; None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -118,12 +118,12 @@ class Slo(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> bool:
-        """True if there is anything to stay under."""
+        """Whether there is any limit."""
         return any(v is not None for v in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
 
 
 def good(samples: Samples, slo: Slo) -> int:
-    """How many requests kept every limit. A limit on TPOT is kept by an answer of one token."""
+    """How many requests met every limit. A response of one token meets a limit on TPOT."""
     limits = [
         (column, limit_ms / 1000)
         for column, limit_ms in (
@@ -137,7 +137,7 @@ def good(samples: Samples, slo: Slo) -> int:
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests that kept the SLO: errors count against it."""
+    """Requests that met the SLO: errors count against it."""
 
     slo: Slo
     requests: int
@@ -146,7 +146,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `--json` prints. `tokens_from` is `usage` (the server's own count), `chunks`, or `mixed`."""
+    """The output of `--json`. `tokens_from` is `usage` (counted by the server), `chunks`, or `mixed`."""
 
     url: str
     model: str
@@ -167,7 +167,7 @@ class Report(msgspec.Struct, frozen=True):
     tpot_ms: Spread | None
     e2e_ms: Spread | None
     sent_late_ms: Spread | None
-    """Open loop only: how much later than due requests left this client; it is part of the latencies."""
+    """Open loop only: how late the client sent requests; this is part of the latencies."""
     goodput: Goodput | None
     interrupted: bool
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the live line and the report."""
+"""Formats a run: the progress line and the report."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from forebay.cli.bench.run import Progress
 from forebay.cli.bench.stats import Report, Spread, quantile
 
 RECENT = 200
-"""The live line shows the median of this many answers."""
+"""The progress line shows the median of this many recent responses."""
 
 
 def live(plan: Recipe, progress: Progress, now: float) -> RenderableType:
-    """The state of a run: how far it is, what it measures right now."""
+    """The progress of a run, and its current figures."""
     if progress.warming:
         return Text(f"warming up: {plan.warmup} requests, not counted", style="dim")
     samples, elapsed_s = progress.samples, progress.elapsed_s(now)
@@ -55,7 +55,7 @@ def ms(value: float) -> str:
 
 
 def report_view(report: Report) -> RenderableType:
-    """The report as a person reads it."""
+    """Format the report."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()

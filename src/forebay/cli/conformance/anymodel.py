@@ -1,4 +1,4 @@
-"""Checks for any server that need more leave: real inferences of a model that the user has named, and gRPC."""
+"""Checks for any server that need permission: real inferences of a model that the user has named, and gRPC."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -27,7 +27,7 @@ async def _answer(server: Server, name: str, body: Json, binary: bytes = b"") ->
 
 
 async def _names(server: Server) -> None:
-    """The answer names the model, its outputs and their datatypes as the metadata does."""
+    """The response names the model, its outputs and their datatypes as the metadata does."""
     _allowed(server)
     name, inputs = await zeros(server)
     seen = await _answer(server, name, {"id": "forebay 7", "inputs": inputs})
@@ -58,7 +58,7 @@ async def _no_id(server: Server) -> None:
 
 
 async def _binary(server: Server) -> None:
-    """Binary inputs and outputs carry the same as JSON ones."""
+    """Binary inputs and outputs carry the same values as JSON ones."""
     _allowed(server)
     claims(server, "binary_tensor_data")
     name, inputs = await zeros(server)
@@ -102,14 +102,16 @@ async def _rpc_metadata(server: Server) -> None:
     assert server.rpc is not None
     for name in server.models:
         seen = await server.rpc.call("ModelMetadata", {"name": name})
-        told = (await server.get(f"/v2/models/{name}")).json
+        http = (await server.get(f"/v2/models/{name}")).json
         for side in ("inputs", "outputs"):
             by_rpc: Any = seen.get(side, [])
             shown = [
                 (each["name"], each["datatype"], [int(size) for size in each.get("shape", [])]) for each in by_rpc
             ]
             _same(
-                [(each["name"], each["datatype"], each["shape"]) for each in told[side]], shown, f"{side} of {name}"
+                [(each["name"], each["datatype"], each["shape"]) for each in http[side]],
+                shown,
+                f"{side} of {name}",
             )
 
 
@@ -130,7 +132,7 @@ RUNS: Final[dict[str, Run]] = {
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *(Check(f"any/infer/{name}", run) for name, run in RUNS.items()),
         *(Check(f"any/grpc/{name}", run, grpc=True) for name, run in CALLS.items()),

@@ -1,4 +1,4 @@
-"""What a check is, and how two observations are compared."""
+"""The definition of a check, and the comparison of observations."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -10,44 +10,44 @@ if TYPE_CHECKING:
     from forebay.cli.conformance.server import Server
 
 Json = Any
-"""What `json.loads` gives and `json.dumps` takes."""
+"""A JSON value, as `json.loads` returns it."""
 
 TEXT: Final = "error"
-"""Fields of this name hold texts for people: that there is one is a MUST, its wording a SHOULD."""
+"""Fields with this name are messages for people: having one is a MUST, its wording a SHOULD."""
 
 _FOLDERS: Final = re.compile(r"(?:/[\w.+-]+)+/(?=models/|\d+/)|(?<=['\" ])/tmp/[\w.+-]+(?:/[\w.+-]+)*")
 
-_CLIENTS_MISTAKE: Final = re.compile(
+_CLIENT_ERROR: Final = re.compile(
     "attempt to |parse the request JSON|Shape does not match|should be at least|Unable to open shared memory|"
     "failed to poll from model repository|creating Triton parameter|failed to create directory|failed to open"
 )
-"""Texts that Triton sends with status 500 though the request is to blame: 400 is as good."""
+"""Messages that Triton sends with status 500 although the request is at fault: 400 is accepted too."""
 
 SHOWN_MAX: Final = 300
-"""Characters of a value that tables show."""
+"""Maximum length of a value in tables, in characters."""
 
 
 class Level(StrEnum):
-    """How bad a deviation is."""
+    """Severity of a deviation."""
 
     MUST = "MUST"
     """Clients break."""
     SHOULD = "SHOULD"
-    """Clients see something else than they are used to: other words, another order."""
+    """Clients see something unusual: other words, another order."""
 
 
 class Verdict(StrEnum):
-    """How a check went."""
+    """The result of a check."""
 
     PASSED = "passed"
     DEVIATES = "deviates"
     KNOWN = "known"
-    """It deviates, as the server's documentation says."""
+    """It deviates, as documented for this server."""
     SKIPPED = "skipped"
 
 
 class Deviation(Exception):  # noqa: N818 - not an error of ours
-    """What a check has found instead of what it expected."""
+    """A check found something else than it expected."""
 
     def __init__(self, expected: str, found: object, level: Level = Level.MUST) -> None:
         super().__init__(f"expected {expected}, found {found!r}")
@@ -62,25 +62,25 @@ class Skip(Exception):  # noqa: N818 - not an error either
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One behaviour.
+    """One behaviour to check.
 
-    `run` raises `Deviation`, or returns an observation that is compared with the recorded one of the same name; a
-    check whose expectation is in its own code returns None. `models` must be loaded from the suite's repository.
+    `run` raises `Deviation`, or returns an observation that is compared with the recorded one of the same name, or
+    None if it checks its own expectation. `models` are loaded from the suite's repository before.
     """
 
     name: str
     run: Callable[["Server"], Awaitable[Json]]
     models: tuple[str, ...] = ()
     grpc: bool = False
-    """Needs the gRPC port."""
+    """It needs a gRPC address."""
     metrics: bool = False
-    """Needs the metrics."""
+    """It needs a metrics URL."""
     level: Level = Level.MUST
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check went. `expected` and `found` are for people; `note`: why it was skipped, or deviates."""
+    """The result of one check. `expected` and `found` are for people; `note`: why it was skipped, or deviates."""
 
     name: str
     verdict: Verdict
@@ -90,21 +90,21 @@ class Result:
     note: str = ""
 
 
-def placeless(text: Json) -> Json:
-    """A text without the folders that the server happens to run in."""
+def without_paths(text: Json) -> Json:
+    """A text without the server's own paths."""
     return _FOLDERS.sub("/…/", text) if isinstance(text, str) else text
 
 
 def shown(value: object) -> str:
-    """A value in at most `SHOWN_MAX` characters."""
+    """A value truncated to `SHOWN_MAX` characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 1]}…"
 
 
 def differences(expected: Json, found: Json, path: str = "") -> Iterator[tuple[str, Json, Json, bool]]:
-    """Where two observations differ: path, both values, and whether it is only the wording of a text."""
+    """The differences of two observations: path, both values, and whether only the wording differs."""
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        if _is_blamed_rightly(expected, found):
+        if _is_client_error(expected, found):
             expected = {**expected, **{key: found[key] for key in ("status", "code") if key in found}}
         for key in sorted({*expected, *found}):
             inner = f"{path}.{key}" if path else key
@@ -120,11 +120,11 @@ def differences(expected: Json, found: Json, path: str = "") -> Iterator[tuple[s
         yield path, expected, found, wording and isinstance(expected, str) and isinstance(found, str)
 
 
-def _is_blamed_rightly(expected: Mapping[str, Json], found: Mapping[str, Json]) -> bool:
-    """Whether the server blames the client where Triton has blamed itself."""
+def _is_client_error(expected: Mapping[str, Json], found: Mapping[str, Json]) -> bool:
+    """Whether the server reports a client error where Triton wrongly reports a server error."""
     theirs = (found.get("status"), found.get("code")) in ((400, None), (None, "INVALID_ARGUMENT"))
     ours = (expected.get("status"), expected.get("code")) in ((500, None), (None, "INTERNAL"))
-    return theirs and ours and bool(_CLIENTS_MISTAKE.search(str(expected.get(TEXT))))
+    return theirs and ours and bool(_CLIENT_ERROR.search(str(expected.get(TEXT))))
 
 
 def _is_list(value: Json) -> bool:
@@ -132,7 +132,7 @@ def _is_list(value: Json) -> bool:
 
 
 def compared(check: Check, expected: Json, found: Json) -> Result:
-    """The result of a check whose observation should equal the recorded one."""
+    """The result of comparing an observation with the recorded one."""
     different = list(differences(expected, found))
     if not different:
         return Result(check.name, Verdict.PASSED, check.level)

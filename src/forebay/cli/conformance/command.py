@@ -1,4 +1,4 @@
-"""The command `forebay conformance`, and how its results are shown."""
+"""The command `forebay conformance`, and its output."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from forebay.cli.conformance.check import Check, Result
 
 RECORDED: Final = "recorded.json"
-"""What Triton has answered to the suite's own checks; a file of this package."""
+"""Triton's recorded responses to the suite's own checks; a file of this package."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be checked. `suite`: with the suite's own models, which the server must have."""
+class Selection:
+    """What to check. `suite`: include the suite's own models, which the server must have."""
 
     url: str
     grpc: str | None
@@ -64,8 +64,8 @@ def conformance(
         return
     if url is None:
         raise UserError("No server given: forebay conformance URL.", WRONG_USAGE)
-    asked = Asked(url, grpc, metrics, tuple(model or ()), only, suite)
-    raise typer.Exit(check(asked, settings.screen(), as_json))
+    selection = Selection(url, grpc, metrics, tuple(model or ()), only, suite)
+    raise typer.Exit(check(selection, settings.screen(), as_json))
 
 
 def _write(folder: Path) -> None:
@@ -78,47 +78,47 @@ def _write(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}.") from None
     settings.screen().print(
-        f"{folder} holds {len(repository.MODELS)} models. Start a server on it that loads models when it is told to\n"
+        f"{folder} contains {len(repository.MODELS)} models. Start a server on it that loads models on request\n"
         f"(Triton and Forebay: --model-control-mode=explicit), then: forebay conformance URL --suite"
     )
 
 
 def recorded() -> dict[str, Any]:
-    """The recording: which server, and its observations by name of the check."""
+    """The recording: the server, and its observations by name of the check."""
     text = (resources.files("forebay.cli.conformance") / RECORDED).read_text()
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def chosen(asked: Asked) -> "list[Check]":
-    """The checks that are asked for."""
+def chosen(selection: Selection) -> "list[Check]":
+    """The selected checks."""
     from forebay.cli.conformance import anymodel, generic
     from forebay.cli.conformance.cases import all_checks
 
-    checks = [*generic.checks(), *anymodel.checks(), *(all_checks() if asked.suite else ())]
-    return [check for check in checks if asked.only in check.name]
+    checks = [*generic.checks(), *anymodel.checks(), *(all_checks() if selection.suite else ())]
+    return [check for check in checks if selection.only in check.name]
 
 
-def check(asked: Asked, console: "Console", as_json: bool) -> int:
-    """Run the checks and show the results. Returns the exit code: 1 if a MUST does not hold."""
+def check(selection: Selection, console: "Console", as_json: bool) -> int:
+    """Run the checks and print the results. Returns the exit code: 1 if a MUST does not hold."""
     import httpx
 
     from forebay.cli.conformance.check import Level, Verdict
     from forebay.cli.conformance.run import Absent
 
     results: list[Result] = []
-    checks = chosen(asked)
+    checks = chosen(selection)
     if not checks:
-        raise UserError(f"No check has '{asked.only}' in its name.", WRONG_USAGE)
+        raise UserError(f"No check has '{selection.only}' in its name.", WRONG_USAGE)
     try:
-        asyncio.run(_observe(asked, checks, results, console, as_json))
+        asyncio.run(_observe(selection, checks, results, console, as_json))
     except Absent as error:
-        raise UserError(f"No such model at {asked.url}: {error}.", WRONG_USAGE) from None
+        raise UserError(f"No such model at {selection.url}: {error}.", WRONG_USAGE) from None
     except httpx.InvalidURL as error:
-        raise UserError(f"{asked.url} is not a URL: {error}", WRONG_USAGE) from None
+        raise UserError(f"{selection.url} is not a URL: {error}", WRONG_USAGE) from None
     except httpx.TransportError as error:
         raise UserError(
-            f"Nothing answers at {asked.url} ({error}). Name the HTTP address of a server of the protocol; "
+            f"Nothing answers at {selection.url} ({error}). Name the HTTP address of a server of the protocol; "
             "`forebay serve --repository DIR` is one.",
             NOT_REACHED,
         ) from None
@@ -130,17 +130,19 @@ def check(asked: Asked, console: "Console", as_json: bool) -> int:
 
 
 async def _observe(
-    asked: Asked, checks: "Sequence[Check]", results: "list[Result]", console: "Console", quiet: bool
+    selection: Selection, checks: "Sequence[Check]", results: "list[Result]", console: "Console", quiet: bool
 ) -> None:
-    """Run the checks; results are there as they come, and at the end say which deviations are known."""
+    """Run the checks, appending to `results`; at the end known deviations are marked."""
     from rich.progress import Progress
 
     from forebay.cli.conformance import known
     from forebay.cli.conformance.run import discover, run
     from forebay.cli.conformance.server import Server, client
 
-    async with client(asked.url) as http:
-        server = Server(http, _rpc(asked.grpc), asked.metrics, models=asked.models, may_infer=bool(asked.models))
+    async with client(selection.url) as http:
+        server = Server(
+            http, _rpc(selection.grpc), selection.metrics, models=selection.models, may_infer=bool(selection.models)
+        )
         try:
             await discover(server)
             with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
@@ -171,7 +173,7 @@ def _rpc(address: str | None) -> Any:
 
 
 def show(results: "Sequence[Result]", console: "Console") -> None:
-    """A table of what deviates, why checks were skipped, and the sums."""
+    """Print a table of deviations, why checks were skipped, and totals."""
     from rich.table import Table
     from rich.text import Text
 

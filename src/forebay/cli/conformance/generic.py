@@ -1,6 +1,5 @@
-"""Checks for any server of the protocol, with whatever models it has. Nothing is changed, and every inference is one
-that must be refused: no model runs.
-"""
+"""Checks for any server of the protocol, with whatever models it has. They change nothing, and all their inferences
+must be rejected: no model runs."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +10,7 @@ from forebay.cli.conformance.server import HEADER_LENGTH, Answer, Server
 
 ABSENT: Final = "no-such-model-of-forebay-conformance"
 LISTED_MAX: Final = 20
-"""Models that a check goes through."""
+"""Maximum number of models per check."""
 
 Run = Callable[[Server], Awaitable[None]]
 
@@ -30,7 +29,7 @@ def _document(answer: Answer, status: int = 200) -> dict[str, Any]:
 
 
 def _is_error(answer: Answer, statuses: Sequence[int], what: str) -> None:
-    """An error of the protocol: a JSON object with the text `error`; 501 is for what the server does not have."""
+    """A protocol error: a JSON object with the text `error`; 501 is allowed for features that the server lacks."""
     found = f"{answer.status} {answer.body[:200]!r}"
     _expect(400 <= answer.status < 600, f"an error for {what}", found)
     body = answer.json
@@ -45,7 +44,7 @@ def _has(document: Mapping[str, Any], fields: Mapping[str, type], what: str) -> 
 
 
 def claims(server: Server, *extensions: str) -> None:
-    """Skip the check unless the server claims one of them; KServe names its own `…_extension`."""
+    """Skip the check unless the server claims one of the extensions; KServe names its own `…_extension`."""
     if not {each.removesuffix("_extension") for each in server.extensions}.intersection(extensions):
         raise Skip(f"the server does not claim the extension {extensions[0]}")
 
@@ -121,7 +120,7 @@ async def _unknown_path(server: Server) -> None:
 
 
 async def zeros(server: Server) -> tuple[str, list[dict[str, Any]]]:
-    """A model, and inputs that would fit it: zeros, dimensions of any size 1, as flat JSON data."""
+    """A model with matching inputs: zeros, dynamic dimensions of size 1, as flat JSON data."""
     name = _models(server)[0]
     given = []
     for tensor in _document(await server.get(f"/v2/models/{name}"))["inputs"]:
@@ -172,7 +171,7 @@ DAMAGES: Final[dict[str, Callable[[list[dict[str, Any]]], Json]]] = {
     "too many elements": lambda inputs: _first(inputs, data=[*inputs[0]["data"], *inputs[0]["data"][:1]]),
     "an unknown output": lambda inputs: {"inputs": inputs, "outputs": [{"name": "no-such-output"}]},
 }
-"""What is wrong, and how good inputs are made so."""
+"""What is wrong, and how to derive it from valid inputs."""
 
 
 async def _not_json(server: Server) -> None:
@@ -219,8 +218,8 @@ async def _index(server: Server) -> None:
             raise Deviation("a list", rows)
         for row in rows:
             _has(row, {"name": str}, "a row of the index")
-        ready = [row for row in rows if row.get("state") != "READY"]
-        _expect(not body or not ready, "only models that are ready", ready)
+        not_ready = [row for row in rows if row.get("state") != "READY"]
+        _expect(not body or not not_ready, "only models that are ready", not_ready)
 
 
 async def _load_absent(server: Server) -> None:
@@ -263,9 +262,9 @@ GENERIC: Final[dict[str, Run]] = {
     "extension/shared memory": _shared_memory,
     "extension/settings": _settings,
 }
-"""Checks over HTTP that run no model."""
+"""HTTP checks that run no model."""
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [Check(f"any/{name}", run) for name, run in GENERIC.items()]

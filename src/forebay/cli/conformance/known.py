@@ -1,4 +1,4 @@
-"""Where Forebay deviates from the recorded Triton on purpose. docs/triton.md says it to users."""
+"""Intentional deviations of Forebay from the recorded Triton, also documented in docs/triton.md."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,18 +7,18 @@ from typing import Final
 from forebay.cli.conformance.check import Level, Result, Verdict
 
 NAME: Final = "forebay"
-"""What Forebay calls itself in its metadata."""
-WORDS: Final = "texts of errors and their like are the same only where a client could act on them"
+"""Forebay's server name in its metadata."""
+WORDS: Final = "the wording of errors is the same only where a client could act on it"
 
-TELLS_MORE: Final = "the index keeps why a configuration could not be read; Triton only logs it"
-REFUSES: Final = "what can only be a mistake is refused; Triton takes it"
-CHECKED: Final = "outputs are what the configuration promises; Triton passes on whatever a model gives"
+TELLS_MORE: Final = "the index shows why a configuration is invalid; Triton only logs it"
+REFUSES: Final = "input that can only be a mistake is rejected; Triton accepts it"
+CHECKED: Final = "outputs are checked against the configuration; Triton passes on whatever a model returns"
 STATUS_FIRST: Final = "errors have the status of an error; Triton sends 200, or 400 for the model's own error"
 
 DIFFERENCES: Final[dict[str, str]] = {
-    "control/life": "a model that is not there is not found (404), not merely not ready (400)",
-    "http/model unknown ready": "a model that is not there is not found (404), not merely not ready (400)",
-    "http/model version 9 ready": "a model that is not there is not found (404), not merely not ready (400)",
+    "control/life": "an unknown model is not found (404), not just not ready (400)",
+    "http/model unknown ready": "an unknown model is not found (404), not just not ready (400)",
+    "http/model version 9 ready": "an unknown model is not found (404), not just not ready (400)",
     "control/load bad_backend": TELLS_MORE,
     "control/load bad_cycle": TELLS_MORE,
     "control/load bad_dims": TELLS_MORE,
@@ -36,12 +36,12 @@ DIFFERENCES: Final[dict[str, str]] = {
     "types/INT8 beyond": REFUSES,
     "types/INT16 beyond": REFUSES,
     "types/INT32 beyond": REFUSES,
-    "sequences/direct of text id": "a text is no number: Triton gives the model the text's first 8 bytes as one",
-    "sequences/oldest of text id": "a text is no number: Triton gives the model the text's first 8 bytes as one",
+    "sequences/direct of text id": "text ids are not numbers: Triton passes its first 8 bytes as a number",
+    "sequences/oldest of text id": "text ids are not numbers: Triton passes its first 8 bytes as a number",
     "failures/wrong-datatype": CHECKED,
     "failures/wrong-shape": CHECKED,
-    "statistics/failures": "a request that was answered with an error has failed; Triton counts it as a success",
-    "scheduling/warm-up": "warm-up is not load: Triton counts it as inferences",
+    "statistics/failures": "a request with an error response counts as failed; Triton counts it as a success",
+    "scheduling/warm-up": "warm-up does not count as inferences; in Triton it does",
     "generate/error": STATUS_FIRST,
     "generate/stream, error": STATUS_FIRST,
     "generate/no words": STATUS_FIRST,
@@ -49,13 +49,13 @@ DIFFERENCES: Final[dict[str, str]] = {
     "generate/word, then error": STATUS_FIRST,
     "generate/stream, input missing": "a request without a required input never reaches the model",
     "http/infer percent-encoded": "names in URLs are percent-decoded",
-    "forms/compressed as gzip, deflate": "clients send this by default without meaning it",
+    "forms/compressed as gzip, deflate": "clients send this by default without wanting compression",
 }
-"""Names of checks whose result is a deviation of the level MUST, and why it stays."""
+"""Checks with an intentional deviation of the level MUST, and its reason."""
 
 
 def without_known(results: Iterable[Result]) -> list[Result]:
-    """Results of Forebay itself, where a deviation that is on purpose says so instead."""
+    """The results of Forebay itself, with intentional deviations marked as known."""
     return [_known(result) for result in results]
 
 

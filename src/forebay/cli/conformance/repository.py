@@ -1,4 +1,4 @@
-"""The models that the suite's own checks need, as a repository for any server that reads Triton's."""
+"""The models of the suite's own checks, as a repository for any server that reads Triton's format."""
 
 from dataclasses import dataclass, field
 from importlib import resources
@@ -14,7 +14,7 @@ TYPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A folder of the repository: `source` is the file of `models/` that runs; None: no model file is written."""
+    """A folder of the repository: `source` is a file of `models/`; None: without a model file."""
 
     name: str
     source: str | None
@@ -22,7 +22,7 @@ class Model:
     versions: tuple[int, ...] = (1,)
     files: dict[str, str] = field(default_factory=dict)
     loads: bool = True
-    """False: servers must refuse to load it."""
+    """False: servers must fail to load it."""
 
 
 def _tensor(kind: str, name: str, datatype: str, dims: str, more: str = "") -> str:
@@ -203,11 +203,11 @@ def _refused() -> list[Model]:
 
 
 MODELS: Final = {model.name: model for model in _models()}
-"""By name."""
+"""Models by name."""
 
 
 def write(folder: Path) -> None:
-    """Write the repository into a folder, which is made. Raises FileExistsError if one of its models is there."""
+    """Write the repository into a folder, created if missing. Raises FileExistsError if one of its models exists."""
     sources = resources.files("forebay.cli.conformance.models")
     for model in MODELS.values():
         place = folder / model.name

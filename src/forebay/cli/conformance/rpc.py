@@ -1,4 +1,4 @@
-"""The server under test over gRPC, with the messages of `tritonclient`. Imported only if asked for."""
+"""The server under test over gRPC, with the messages of `tritonclient`. Imported only if needed."""
 
 import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from forebay.cli.conformance.check import Json, placeless
+from forebay.cli.conformance.check import Json, without_paths
 from forebay.cli.conformance.server import TIMEOUT_S, by_name
 from forebay.cli.conformance.tensors import rounded, unpacked
 
@@ -20,11 +20,11 @@ CONTENTS: Final = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-"""Where typed contents of a datatype are; FP16 and BF16 have none."""
+"""Field of the typed contents by datatype; FP16 and BF16 have none."""
 
 
 class Rpc:
-    """The 20 calls of the service, each answered with an observation."""
+    """The 20 calls of the service; each returns an observation."""
 
     def __init__(self, address: str) -> None:
         sizes = [(f"grpc.max_{way}_message_length", MESSAGE_BYTES_MAX) for way in ("send", "receive")]
@@ -36,7 +36,7 @@ class Rpc:
         await self._channel.close()
 
     async def call(self, name: str, message: Mapping[str, Json] | None = None) -> dict[str, Json]:
-        """Call `name` with the request that `message` describes, as protobuf's JSON form has it (names preserved)."""
+        """Call `name` with a request given in protobuf's JSON form (original field names)."""
         request = getattr(pb, f"{name}Request")()
         json_format.ParseDict(dict(message or {}), request)
         return await self.send(name, request)
@@ -46,13 +46,13 @@ class Rpc:
         try:
             response = await getattr(self.stub, name)(request, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            return {"code": error.code().name, "error": placeless(error.details() or "")}
+            return {"code": error.code().name, "error": without_paths(error.details() or "")}
         if isinstance(response, pb.ModelInferResponse):
             return {"code": "OK", **inferred(response)}
         return {"code": "OK", **json_format.MessageToDict(response, preserving_proto_field_name=True)}
 
     async def stream(self, requests: Sequence[Any]) -> list[Json]:
-        """Send the requests over one stream, one after the other, and collect what comes until its end."""
+        """Send the requests on one stream, one after the other, and collect all responses."""
 
         async def sent() -> AsyncIterator[Any]:
             for request in requests:
@@ -63,20 +63,20 @@ class Rpc:
             async for response in self.stub.ModelStreamInfer(sent(), timeout=TIMEOUT_S):
                 seen.append(streamed(response))
         except grpc.aio.AioRpcError as error:
-            seen.append({"code": error.code().name, "error": placeless(error.details() or "")})
+            seen.append({"code": error.code().name, "error": without_paths(error.details() or "")})
         return seen
 
 
 def streamed(response: Any) -> Json:
-    """The observation of one message of a stream."""
+    """The observation of one stream message."""
     if response.error_message:
         named = {"id": response.infer_response.id} if response.infer_response.id else {}
-        return {"error": placeless(response.error_message), **named}
+        return {"error": without_paths(response.error_message), **named}
     return inferred(response.infer_response)
 
 
 def inferred(response: Any) -> dict[str, Json]:
-    """The observation of an inference: outputs with their values, whatever form they came in."""
+    """The observation of an inference: outputs with their values, whatever their encoding."""
     outputs: list[dict[str, Json]] = []
     for number, output in enumerate(response.outputs):
         shown: dict[str, Json] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}

@@ -1,4 +1,5 @@
-"""Runs checks against a server: those that need models of the suite in groups, loaded before and unloaded after."""
+"""Runs checks against a server, grouped by the suite's models that they need, which are loaded before and unloaded
+after."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,27 +14,27 @@ from forebay.cli.conformance.server import Server
 
 CHECK_TIMEOUT_S: Final = 90.0
 BACK_TIMEOUT_S: Final = 30.0
-"""For a server that a request has ended, and that something starts again."""
+"""How long to wait for a crashed server to be restarted."""
 
 READY: Final = "READY"
-SILENT: Final[Mapping[str, Json]] = {"answer": "none"}
-"""The observation of a check whose request ended the server, or was never answered."""
+NO_ANSWER: Final[Mapping[str, Json]] = {"answer": "none"}
+"""The observation of a check whose request crashed the server, or was never answered."""
 
 Recorded = Mapping[str, Json]
 OnResult = Callable[[Result], None]
 
 
 class Absent(Exception):  # noqa: N818 - states the condition
-    """The server does not know that model; those are ready that it has."""
+    """The server does not know the model; lists the ready ones."""
 
     def __init__(self, name: str, ready: Sequence[str]) -> None:
-        super().__init__(f"{name} is not ready; ready are: {', '.join(ready) or 'none, or it does not say'}")
+        super().__init__(f"{name} is not ready; ready models: {', '.join(ready) or 'none, or unknown'}")
 
 
 async def discover(server: Server) -> None:
-    """Find out what the server claims and has.
+    """Discover the server's extensions and models.
 
-    Raises httpx.HTTPError if nothing answers, and `Absent` if it does not know a model that it was to have.
+    Raises httpx.HTTPError if the server does not respond, and `Absent` if it does not know a given model.
     """
     about = (await server.get("/v2")).json
     if isinstance(about, dict):
@@ -47,7 +48,7 @@ async def discover(server: Server) -> None:
 
 
 async def ready_models(server: Server) -> list[str]:
-    """Names in the index that are ready; none if the server has no index."""
+    """Models that are ready according to the index; none if the server has no index."""
     index = (await server.post("/v2/repository/index", {})).json
     if not isinstance(index, list):
         return []
@@ -55,7 +56,7 @@ async def ready_models(server: Server) -> list[str]:
 
 
 async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_result: OnResult) -> dict[str, Json]:
-    """Run the checks, in order of the models they need. Returns the observations, by name of the check."""
+    """Run the checks in order of the models they need. Returns the observations, by name of the check."""
     observations: dict[str, Json] = {}
     for models, group in groupby(checks, key=lambda check: check.models):
         loaded = await _load(server, models)
@@ -64,7 +65,7 @@ async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_re
             on_result(result)
             if observation is not None:
                 observations[check.name] = observation
-            if observation == SILENT:
+            if observation == NO_ANSWER:
                 loaded = await _load(server, models)
         if loaded is None:
             await _unload(server, models)
@@ -72,9 +73,9 @@ async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_re
 
 
 async def _load(server: Server, models: Sequence[str]) -> str | None:
-    """Load models that are not ready. None: they are; else why not."""
+    """Load models that are not ready. Returns the problem; None: all are ready."""
     if not await _answers(server):
-        return f"the server does not answer any more (for {BACK_TIMEOUT_S:g} s)"
+        return f"the server has not responded for {BACK_TIMEOUT_S:g} s"
     try:
         ready = await ready_models(server) if models else ()
         for model in sorted({*models}.difference(ready)):
@@ -95,9 +96,9 @@ async def _unload(server: Server, models: Sequence[str]) -> None:
 async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str | None) -> tuple[Result, Json]:
     skip = unloaded
     if check.grpc and server.rpc is None:
-        skip = "no address of gRPC was given"
+        skip = "no gRPC address was given (--grpc)"
     if check.metrics and server.metrics is None:
-        skip = "no URL of metrics was given"
+        skip = "no metrics URL was given (--metrics)"
     if skip:
         return Result(check.name, Verdict.SKIPPED, check.level, note=skip), None
     try:
@@ -110,7 +111,7 @@ async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str |
         return Result(check.name, Verdict.DEVIATES, level, found.expected, found.found), None
     except httpx.TransportError as error:
         found_text = f"no answer ({type(error).__name__})"
-        return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), dict(SILENT)
+        return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), dict(NO_ANSWER)
     except TimeoutError:
         found_text = f"nothing within {CHECK_TIMEOUT_S:g} s"
         return Result(check.name, Verdict.DEVIATES, check.level, "an answer", found_text), None
@@ -122,13 +123,13 @@ async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str |
             observation
         )
     expected = recorded[check.name]
-    if expected == SILENT:
+    if expected == NO_ANSWER:
         return Result(check.name, Verdict.PASSED, check.level, note="the recorded server gave no answer"), observation
     return compared(check, expected, observation), observation
 
 
 async def _answers(server: Server) -> bool:
-    """Whether the server answers (again); waits for it."""
+    """Whether the server responds, after waiting for a restart if necessary."""
     for _ in range(round(BACK_TIMEOUT_S)):
         try:
             await server.get("/v2/health/live")

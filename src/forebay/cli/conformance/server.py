@@ -1,4 +1,4 @@
-"""The server under test, as clients see it: one HTTP address and, if given, one of gRPC."""
+"""The server under test, as clients see it: an HTTP address and, if given, a gRPC address."""
 
 import json
 import struct
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from forebay.cli.conformance.check import Json, placeless, shown
+from forebay.cli.conformance.check import Json, shown, without_paths
 from forebay.cli.conformance.tensors import rounded, unpacked
 
 if TYPE_CHECKING:
     from forebay.cli.conformance.rpc import Rpc
 
 TIMEOUT_S: Final = 30.0
-"""For one answer; models of the suite are loaded within it."""
+"""Timeout of one response; models of the suite load within it."""
 
 CONNECTIONS_MAX: Final = 64
 HEADER_LENGTH: Final = "inference-header-content-length"
@@ -25,7 +25,7 @@ SENT: Final = "http11.send_request_headers.started"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer. Header names are in lower case."""
+    """An HTTP response. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -33,21 +33,21 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body's JSON; the text itself where it is none."""
+        """The decoded JSON body, or the text if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
             return self.body.decode("latin-1")
 
     def seen(self) -> dict[str, Json]:
-        """Status and body: the observation of an answer that carries no tensors."""
+        """Status and body: the observation of a response without tensors."""
         body = self.json
         if isinstance(body, dict) and set(body) == {"error"}:
-            return {"status": self.status, "error": placeless(body["error"])}
+            return {"status": self.status, "error": without_paths(body["error"])}
         return {"status": self.status, "body": body}
 
     def inferred(self) -> dict[str, Json]:
-        """The observation of an inference: outputs with their values, whatever form they came in."""
+        """The observation of an inference: outputs with their values, whatever their encoding."""
         length = self.headers.get(HEADER_LENGTH)
         if self.status != 200:
             return self.seen()
@@ -60,7 +60,7 @@ class Answer:
         at = int(length) if length else len(self.body)
         outputs = []
         for output in head.get("outputs", ()):
-            size = (output.get("parameters") or {}).get("binary_data_size")  # KServe answers null
+            size = (output.get("parameters") or {}).get("binary_data_size")  # KServe sends null
             if size is None:
                 outputs.append({**output, "data": rounded(output["datatype"], output.get("data"))})
                 continue
@@ -71,7 +71,7 @@ class Answer:
 
 
 def by_name(outputs: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Sorted: outputs are found by their names, and no server promises an order."""
+    """Outputs sorted by name, as no server promises an order."""
     return sorted(outputs, key=lambda output: str(output.get("name")))
 
 
@@ -84,24 +84,24 @@ def _values(datatype: str, data: bytes) -> Json:
 
 @dataclass(slots=True)
 class Server:
-    """`extensions` are those it claims."""
+    """Server under test; `extensions` are those it claims."""
 
     http: httpx.AsyncClient
     rpc: "Rpc | None" = None
     metrics: str | None = None
-    """URL of the metrics in Prometheus' format."""
+    """URL of the Prometheus metrics."""
     name: str = ""
-    """What it calls itself."""
+    """Server name in its metadata."""
     extensions: Sequence[str] = ()
     models: Sequence[str] = ()
-    """Names of models that are ready, for checks that take any."""
+    """Models that are ready, for checks that work with any model."""
     may_infer: bool = False
-    """The first of `models` was named by the user, and may run."""
+    """Whether the first of `models` was named by the user and may be run."""
 
     async def ask(
         self, method: str, path: str, body: Json | bytes = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send a request; a body that is not bytes goes as JSON. Raises httpx.HTTPError if there is no answer."""
+        """Send a request; a body that is not bytes is sent as JSON. Raises httpx.HTTPError without a response."""
         given = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
@@ -112,9 +112,9 @@ class Server:
         )
 
     async def _answered(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        """A connection that was kept may be closed by the server at any time (RFC 9112 section 9.3): then another.
+        """Retry on a new connection if a kept-alive one was closed meanwhile (RFC 9112 section 9.3).
 
-        Some servers close it behind an error without saying so; that is no finding about the request after it.
+        Some servers close it after an error without announcing that; this says nothing about the next request.
         """
         while True:
             steps: set[str] = set()
@@ -135,7 +135,7 @@ class Server:
         return await self.ask("POST", path, body)
 
     async def reload(self, *models: str) -> None:
-        """Unload models and load them again: their counters begin anew."""
+        """Unload and load models again, which resets their counters."""
         for step in ("unload", "load"):
             for model in models:
                 await self.post(f"/v2/repository/models/{model}/{step}", {})
@@ -143,7 +143,7 @@ class Server:
     async def infer(
         self, model: str, body: Json, binary: bytes = b"", version: str = "", headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Ask a model. With `binary` the binary extension's header says where the JSON ends."""
+        """Infer. With `binary` the binary extension's header gives the length of the JSON."""
         at = f"/versions/{version}" if version else ""
         text = json.dumps(body).encode()
         more = {"content-type": "application/octet-stream" if binary else "application/json"}
@@ -153,7 +153,7 @@ class Server:
 
 
 def _noting(steps: set[str]) -> Callable[[str, Mapping[str, object]], Awaitable[None]]:
-    """For httpx's extension `trace`: the names of what a request goes through."""
+    """Trace function for httpx: collects the names of the steps of a request."""
 
     async def note(step: str, _: Mapping[str, object]) -> None:
         steps.add(step)
@@ -162,7 +162,7 @@ def _noting(steps: set[str]) -> Callable[[str, Mapping[str, object]], Awaitable[
 
 
 def client(url: str) -> httpx.AsyncClient:
-    """A client that asks for nothing special: no compression, no proxies of the environment."""
+    """A client without special features: no compression, no proxies from the environment."""
     return httpx.AsyncClient(
         base_url=url.rstrip("/"),
         timeout=TIMEOUT_S,

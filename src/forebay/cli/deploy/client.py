@@ -1,4 +1,4 @@
-"""The admin API as the command line uses it: every answer is a value, every trouble says what to do."""
+"""A client of the admin API: responses are decoded, and every error says what to do."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +22,11 @@ TOKEN: Final = "FOREBAY_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_BYTES_MAX: Final = 1024
 LATER: Final = (408, 429, 502, 503, 504)
 PROBLEMS: Final = 422
-"""Of an answer that says what is wrong, and is a value."""
+"""Status of a response that lists problems, and is decoded like a success."""
 
 
 def token(file: Path | None) -> str | None:
-    """The key to send: that of the file, else of the environment. Raises `UserError`."""
+    """The API key to send: from the file, else from the environment. Raises `UserError`."""
     if file is None:
         return os.environ.get(TOKEN, "").strip() or None
     try:
@@ -41,7 +41,7 @@ def token(file: Path | None) -> str | None:
 
 
 class Busy(UserError):  # noqa: N818 - states the condition
-    """The admin API cannot answer now, and may later."""
+    """The admin API cannot answer now; a retry may succeed."""
 
 
 class Admin:
@@ -55,8 +55,8 @@ class Admin:
         self._request: Callable[..., httpx.Response] = partial(httpx.request, trust_env=False, verify=self._checks)
 
     @contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """As long as it is held, requests share connections."""
+    def keep_alive(self) -> Iterator[None]:
+        """Requests inside the context share connections."""
         alone = self._request
         with httpx.Client(trust_env=False, verify=self._checks) as client:
             self._request = client.request
@@ -66,19 +66,19 @@ class Admin:
                 self._request = alone
 
     def get(self, path: str, kind: type[T], **query: str | int) -> T:
-        """A document."""
+        """GET a document."""
         return self._value(self.raw("GET", path, query=query), kind)
 
     def get_slowly(self, path: str, kind: type[T], **query: str | int) -> T:
-        """A document; the answer may take as long as it wants."""
+        """GET a document, without a timeout."""
         return self._value(self.raw("GET", path, query=query, timeout_s=None), kind)
 
     def send(self, method: str, path: str, kind: type[T], body: object) -> T:
-        """A change; the answer may take as long as it wants."""
+        """Send a change, without a timeout."""
         return self._value(self.raw(method, path, body, timeout_s=None), kind)
 
     def put_bytes(self, path: str, kind: type[T], content: bytes, timeout_s: float, **query: str | int) -> T:
-        """Send bytes. Raises `Busy` too."""
+        """PUT bytes. Raises `Busy` too."""
         return self._value(self.raw("PUT", path, content, query, timeout_s), kind)
 
     def raw(
@@ -89,7 +89,7 @@ class Admin:
         query: Mapping[str, Any] | None = None,
         timeout_s: float | None = LOOK_TIMEOUT_S,
     ) -> bytes:
-        """The bytes of a good answer. A body of bytes is sent as it is, any other one as JSON."""
+        """The body of a successful response. A `bytes` body is sent as it is, any other one as JSON."""
         try:
             answer = self._request(
                 method,
@@ -106,11 +106,11 @@ class Admin:
                 NOT_REACHED,
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._strange(error) from None
+            raise self._unexpected(error) from None
         if answer.is_success or answer.status_code == PROBLEMS:
             return answer.content
         if b'"error"' not in answer.content:
-            raise self._strange(f"HTTP {answer.status_code}")
+            raise self._unexpected(f"HTTP {answer.status_code}")
         raise (Busy if answer.status_code in LATER else UserError)(self._refused(answer))
 
     def _refused(self, answer: httpx.Response) -> str:
@@ -126,9 +126,9 @@ class Admin:
         try:
             return msgspec.json.decode(content, type=kind)
         except UNREADABLE as error:
-            raise self._strange(error) from None
+            raise self._unexpected(error) from None
 
-    def _strange(self, why: object) -> UserError:
+    def _unexpected(self, why: object) -> UserError:
         return UserError(
             f"{self.url} does not answer like the admin API of this version of Forebay ({why}).", NOT_REACHED
         )

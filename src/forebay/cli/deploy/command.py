@@ -1,4 +1,4 @@
-"""The commands on rollouts, and `apply`; what they run is imported when they run."""
+"""The commands on rollouts, and `apply`; their implementation is imported when they run."""
 
 from pathlib import Path
 from typing import Annotated

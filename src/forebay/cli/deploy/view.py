@@ -1,4 +1,4 @@
-"""A rollout for people: where it is, what it has, what the figures say, and what is still lacking."""
+"""Formats a rollout: its phase, its replicas, its metrics, and what is still missing for a verdict."""
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ def blocks(rollouts: Iterable[RolloutDocument]) -> RenderableType:
 
 
 def block(it: RolloutDocument) -> RenderableType:
-    """A rollout with everything that is known of it."""
+    """All details of a rollout."""
     return Group(*_lines(it))
 
 
@@ -61,7 +61,7 @@ def _indented(text: Text) -> Padding:
 
 
 def phase(it: RolloutDocument) -> str:
-    """Where a rollout is, in words."""
+    """The phase of a rollout, in words."""
     words = it.phase.value.replace("_", " ")
     if it.phase is Phase.COMPARING and len(it.steps) > 1:
         words += f", step {it.step + 1} of {len(it.steps)}"
@@ -82,8 +82,8 @@ def _share(it: RolloutDocument) -> RenderableType:
 
 def _replicas(it: RolloutDocument) -> Text:
     arms = ((it.canary, it.canary_ready, it.canary_wanted), (it.stable, it.stable_ready, it.stable_wanted))
-    told = (f"{name} {'?' if ready is None else ready} of {wanted}" for name, ready, wanted in arms)
-    return Text(f"  ready replicas: {', '.join(told)}")
+    counts = (f"{name} {'?' if ready is None else ready} of {wanted}" for name, ready, wanted in arms)
+    return Text(f"  ready replicas: {', '.join(counts)}")
 
 
 def _findings(findings: Iterable[FindingDocument]) -> Table:
@@ -103,11 +103,11 @@ def _findings(findings: Iterable[FindingDocument]) -> Table:
 
 
 def _verdict(it: RolloutDocument, verdict: VerdictDocument) -> Text:
-    told = Text.assemble((verdict.decision, DECISIONS[verdict.decision]), f": {verdict.reason}")
+    text = Text.assemble((verdict.decision, DECISIONS[verdict.decision]), f": {verdict.reason}")
     if verdict.decision is Decision.INCONCLUSIVE and verdict.needed_samples:
         in_time = f", about {span(verdict.needed_s)} at this traffic" if verdict.needed_s else ""
-        told.append(f"\nabout {_count(verdict.needed_samples)} more requests to {it.canary} are needed{in_time}")
-    return told
+        text.append(f"\nabout {_count(verdict.needed_samples)} more requests to {it.canary} are needed{in_time}")
+    return text
 
 
 def _effects(effects: Iterable[EffectDocument]) -> Table:
@@ -119,12 +119,12 @@ def _effects(effects: Iterable[EffectDocument]) -> Table:
 
 
 def line(it: RolloutDocument) -> str:
-    """A rollout in a line, for logs."""
+    """A rollout in one line, for logs."""
     return f"{it.id}  {it.phase.value.replace('_', ' ')}  {it.mirrored or it.share:.0%}  {it.why}"
 
 
 def past(rollouts: Iterable[RolloutDocument]) -> RenderableType:
-    """A line for each."""
+    """One line for each rollout."""
     shown = table("rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why", wide="why")
     for it in rollouts:
         words = Text(it.phase.value.replace("_", " "), PHASES[it.phase])
@@ -133,7 +133,7 @@ def past(rollouts: Iterable[RolloutDocument]) -> RenderableType:
 
 
 def span(seconds: float | None) -> str:
-    """A time as people say it."""
+    """A duration with a suitable unit."""
     if seconds is None:
         return "?"
     for size, unit in UNITS:

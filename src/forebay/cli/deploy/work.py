@@ -1,4 +1,4 @@
-"""What the commands on rollouts do."""
+"""Implementation of the commands on rollouts."""
 
 import time as clock
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from forebay.wire.clusterfile import ClusterFileError, load_course
 
 REFRESH_S: Final = 1.0
 WELL: Final = (Phase.PROMOTED, Phase.JUDGED)
-"""Ends that are no failure."""
+"""Final phases that are no failure."""
 
 
 def plan_of(plan: str | None) -> str | None:
-    """A kind of plan as it is, or the text of a file, which was checked. Raises `UserError`."""
+    """A kind of plan unchanged, or the text of a plan file after checking it. Raises `UserError`."""
     if plan is None or plan in tuple(Kind):
         return plan
     path = Path(plan)
@@ -42,7 +42,7 @@ def plan_of(plan: str | None) -> str | None:
 
 
 def deploy(admin: Admin, model: str, body: dict[str, object], *, wait: bool, as_json: bool) -> int:
-    """Begin a rollout; with `wait`, stay until it has ended."""
+    """Start a rollout; with `wait`, follow it until it has ended."""
     begun = admin.send("POST", f"/v1/models/{model}/deploy", RolloutDocument, body)
     if wait:
         return follow(admin, begun, as_json)
@@ -55,7 +55,7 @@ def deploy(admin: Admin, model: str, body: dict[str, object], *, wait: bool, as_
 
 
 def follow(admin: Admin, begun: RolloutDocument, as_json: bool) -> int:
-    """Show a rollout until it has ended; 1 if the old revision serves then, though it was not to."""
+    """Show a rollout until it has ended; returns 1 if the old revision then still serves although it should not."""
     path, screen = f"/v1/rollouts/{begun.id}", settings.screen()
 
     def look() -> RolloutDocument:
@@ -63,25 +63,25 @@ def follow(admin: Admin, begun: RolloutDocument, as_json: bool) -> int:
 
     try:
         if as_json or not screen.is_terminal:
-            ended = _told(begun, look, screen, as_json)
+            ended = _logged_rollout(begun, look, screen, as_json)
         else:
-            ended = _shown(begun, look, screen)
+            ended = _live_rollout(begun, look, screen)
     except KeyboardInterrupt:
-        screen.print(Text(f"\nThe rollout goes on: `forebay rollout status {begun.model}`."), soft_wrap=True)
+        screen.print(Text(f"\nThe rollout continues: `forebay rollout status {begun.model}`."), soft_wrap=True)
         return INTERRUPTED
     return 0 if ended.phase in WELL else 1
 
 
-def _told(
+def _logged_rollout(
     it: RolloutDocument, look: Callable[[], RolloutDocument], screen: Console, as_json: bool
 ) -> RolloutDocument:
-    """A line whenever something has changed; or, as JSON, how it ended."""
-    said = ""
+    """Print a line after every change; or, as JSON, only the result."""
+    last = ""
     while True:
         line = view.line(it)
-        if line != said and not as_json:
+        if line != last and not as_json:
             screen.print(Text(line), soft_wrap=True)
-            said = line
+            last = line
         if it.ended:
             if as_json:
                 print_json(it)
@@ -90,7 +90,7 @@ def _told(
         it = look()
 
 
-def _shown(it: RolloutDocument, look: Callable[[], RolloutDocument], screen: Console) -> RolloutDocument:
+def _live_rollout(it: RolloutDocument, look: Callable[[], RolloutDocument], screen: Console) -> RolloutDocument:
     with Live(view.block(it), console=screen, auto_refresh=False) as live:
         while not it.ended:
             clock.sleep(REFRESH_S)
@@ -100,7 +100,7 @@ def _shown(it: RolloutDocument, look: Callable[[], RolloutDocument], screen: Con
 
 
 def status(admin: Admin, model: str | None, *, watch: bool, as_json: bool) -> int:
-    """Rollouts under way, and the last one of each model; once, or until Ctrl-C."""
+    """Rollouts in progress, and the last one of each model; once, or until Ctrl-C."""
     query = {"model": model} if model else {}
 
     def look() -> Rollouts:
@@ -128,12 +128,12 @@ def _watched(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> 
             clock.sleep(REFRESH_S)
             try:
                 live.update(view.blocks(look().rollouts), refresh=True)
-            except UserError as error:  # control may just be starting again
-                live.update(Text(f"{error}\nLooking again every second; Ctrl-C leaves.", "yellow"), refresh=True)
+            except UserError as error:  # control may be restarting
+                live.update(Text(f"{error}\nRetrying every second; Ctrl-C quits.", "yellow"), refresh=True)
 
 
 def _logged(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> NoReturn:
-    """A line whenever something has changed."""
+    """Print a line after every change."""
     said: set[str] = set()
     lines = [view.line(each) for each in found.rollouts]
     while True:
@@ -149,7 +149,7 @@ def _logged(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> N
 
 
 def say(admin: Admin, target: str, command: str, why: str, as_json: bool) -> int:
-    """Say something to a rollout: by its id, or the one that the model has under way."""
+    """Send a command to a rollout, given by its id or by its model."""
     id = target if ":" in target else under_way(admin, target)
     it = admin.send("POST", f"/v1/rollouts/{id}/{command}", RolloutDocument, {"why": why})
     if as_json:
@@ -160,7 +160,7 @@ def say(admin: Admin, target: str, command: str, why: str, as_json: bool) -> int
 
 
 def under_way(admin: Admin, model: str) -> str:
-    """The id of a model's rollout. Raises `UserError` if there is none."""
+    """The id of a model's rollout in progress. Raises `UserError` if there is none."""
     found = admin.get("/v1/rollouts", Rollouts, model=model, ended="false").rollouts
     if not found:
         raise UserError(f"No rollout of {model!r} is in progress; `forebay rollout history {model}` shows past ones.")
@@ -179,7 +179,7 @@ def past(admin: Admin, model: str | None, last: int, as_json: bool) -> int:
 
 
 def apply(admin: Admin, file: Path, *, dry_run: bool, as_json: bool) -> int:
-    """Send a cluster file, and show what it changes. Raises `UserError` with all that is wrong with it."""
+    """Send a cluster file, and show what it changes. Raises `UserError` with all problems of the file."""
     read = settings.read_file(file)
     try:
         text = read.text.decode("utf-8-sig")
@@ -213,5 +213,5 @@ def _difference(change: Change) -> Text:
 
 
 def print_json(value: object) -> None:
-    """A document, on standard output."""
+    """Print a document on standard output."""
     print(msgspec.json.format(msgspec.json.encode(value)).decode(), flush=True)

@@ -1,4 +1,4 @@
-"""The commands on API keys: of a cluster's tenants, and of its admin API. What they run is imported when they run."""
+"""The commands on API keys of tenants and of the admin API. Their implementation is imported when they run."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ keys = typer.Typer(help="API keys of tenants and of the admin API.", no_args_is_
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DURATION_S_MAX = 100 * 365 * 86_400
-"""A longer time ends in no year that can be shown."""
+"""Upper limit, so that expiry dates can be displayed."""
 DURATION = re.compile(r"([1-9]\d{0,8})([smhd])")
 
 FileOption = Annotated[
@@ -37,10 +37,10 @@ def duration_s(text: str, option: str) -> int:
     """Seconds of `90d`, `12h`, `30m` or `45s`. Raises `UserError`."""
     found = DURATION.fullmatch(text)
     if found is None:
-        raise UserError(f"{option} {text!r}: expected a time such as 90d, 12h, 30m or 45s", WRONG_USAGE)
+        raise UserError(f"{option} {text!r}: expected a duration such as 90d, 12h, 30m or 45s", WRONG_USAGE)
     seconds = int(found[1]) * UNITS_S[found[2]]
     if seconds > DURATION_S_MAX:
-        raise UserError(f"{option} {text!r}: at most a hundred years", WRONG_USAGE)
+        raise UserError(f"{option} {text!r}: at most 100 years", WRONG_USAGE)
     return seconds
 
 
@@ -85,8 +85,8 @@ def create(
         _check_holder(admin, name or account())
     opened = _opened(file, url, token_file)
     _show(opened.create(tenant or name or account(), admin or "", expires_s))
-    if admin is not None and not opened.asked_for:
-        typer.echo("The admin API asks for keys once the cluster file has `admin: {auth: keys}`.", err=True)
+    if admin is not None and not opened.required:
+        typer.echo("The admin API requires keys once the cluster file has `admin: {auth: keys}`.", err=True)
 
 
 @keys.command("list")
@@ -128,20 +128,20 @@ def rotate(
     overlap_s = duration_s(overlap, "--overlap") if overlap else 0
     made = _opened(file, url, token_file).rotate(key_id, overlap_s)
     _show(made)
-    until = f"stays good until {time(made.made.created_at + overlap_s)} at most" if overlap else "is revoked"
+    until = f"stays valid until {time(made.made.created_at + overlap_s)} at most" if overlap else "is revoked"
     typer.echo(f"Key {key_id} {until}.", err=True)
 
 
 def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Keys":
-    """The keys of the cluster file, or, with an address or a key, those behind an admin API."""
+    """The keys of the cluster file; with a URL or a key file, those behind an admin API."""
     from forebay.cli.keys import work
     from forebay.cli.registry.command import through_api
 
-    return work.there(file, url, token_file) if through_api(file, url, token_file) else work.here(file)
+    return work.remote_keys(file, url, token_file) if through_api(file, url, token_file) else work.local_keys(file)
 
 
 def _check_holder(role: str, holder: str) -> None:
-    """Raises `UserError`."""
+    """Raises `UserError` for an invalid role or holder."""
     from forebay.core.registry.approval import Role
     from forebay.core.tenancy.roles import HOLDER, role_of
 
@@ -153,11 +153,11 @@ def _check_holder(role: str, holder: str) -> None:
 
 
 def _show(new: "NewKeyDocument") -> None:
-    """The key alone on standard output, so that a script can take it; all else beside it."""
+    """Print only the key on standard output, for scripts; the rest goes to standard error."""
     from forebay.cli.keys.view import time
 
     made = new.made
-    until = f", good until {time(made.expires_at)}" if made.expires_at else ""
+    until = f", valid until {time(made.expires_at)}" if made.expires_at else ""
     whose = f"{made.name} for the admin API ({made.role})" if made.role else f"tenant {made.tenant}"
-    typer.echo(f"Key {made.id} of {whose}{until}. It is shown this once; keep it safe:", err=True)
+    typer.echo(f"Key {made.id} of {whose}{until}. It is shown only once; store it safely:", err=True)
     typer.echo(new.key)

@@ -1,4 +1,4 @@
-"""Keys as people see them."""
+"""Formats API keys."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,12 +10,12 @@ from forebay.control.api.documents import KeyDocument
 
 
 def listed(found: Sequence[KeyDocument], as_json: bool) -> None:
-    """A line for each key."""
+    """Print one line per key."""
     if as_json:
         print_json([_row(each) for each in found])
         return
     if not found:
-        settings.screen().print("There are no keys yet. `forebay keys create --tenant NAME` makes one.")
+        settings.screen().print("There are no keys yet. `forebay keys create --tenant NAME` creates one.")
         return
     shown = table("id", "of", "may", "state", "created", "expires")
     for each in found:
@@ -26,7 +26,7 @@ def listed(found: Sequence[KeyDocument], as_json: bool) -> None:
 
 
 def time(at: float | None) -> str:
-    """A time as people and scripts read it; empty: never."""
+    """A point in time in ISO 8601; empty: never."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

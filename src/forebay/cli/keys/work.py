@@ -1,4 +1,4 @@
-"""Where keys are: in files of this machine, or behind an admin API."""
+"""API keys in files of this machine, or behind an admin API."""
 
 import os
 from collections.abc import Callable
@@ -22,28 +22,28 @@ PATH = "/v1/keys"
 class Keys(Protocol):
     """All keys of a cluster. Every method raises `UserError`."""
 
-    asked_for: bool
-    """Whether the admin API asks for keys, as far as that is known."""
+    required: bool
+    """Whether the admin API requires keys, as far as known."""
 
     def all(self) -> tuple[KeyDocument, ...]:
-        """What may be known of them."""
+        """All keys, without their secrets."""
 
     def create(self, holder: str, role: str, expires_s: int | None) -> NewKeyDocument:
-        """A key of the admin API; without a role, one of a tenant."""
+        """Create a key of the admin API, or without a role one of a tenant."""
 
     def revoke(self, id: str) -> None:
-        """End one."""
+        """Revoke a key."""
 
     def rotate(self, id: str, overlap_s: int) -> NewKeyDocument:
-        """Replace one."""
+        """Replace a key."""
 
 
-class _Here:
-    """Whoever can write the files may do everything."""
+class _LocalKeys:
+    """Keys in files: whoever can write them has all permissions."""
 
-    def __init__(self, ring: KeyRing, asked_for: bool) -> None:
+    def __init__(self, ring: KeyRing, required: bool) -> None:
         self._ring = ring
-        self.asked_for = asked_for
+        self.required = required
 
     def all(self) -> tuple[KeyDocument, ...]:
         now = wall_s()
@@ -63,10 +63,10 @@ class _Here:
         return NewKeyDocument(made.key, key(made.record, now))
 
 
-class _There:
-    """Who does something is whose key is sent."""
+class _RemoteKeys:
+    """Keys behind an admin API: the caller is the holder of the key that is sent."""
 
-    asked_for = True
+    required = True
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -86,16 +86,16 @@ class _There:
         return self._admin.send("POST", f"{PATH}/{quote(id, safe='')}/rotate", NewKeyDocument, body)
 
 
-def here(file: Path | None) -> Keys:
+def local_keys(file: Path | None) -> Keys:
     """The keys of a cluster file. Raises `UserError`."""
     cluster = settings.load_cluster(settings.read_file(file), [], os.environ)
     ring = key_ring(cluster, Places(settings.home() / "run" / cluster.name))
-    return _Here(ring, cluster.admin.auth == "keys")
+    return _LocalKeys(ring, cluster.admin.auth == "keys")
 
 
-def there(file: Path | None, url: str | None, token_file: Path | None) -> Keys:
-    """Those of a cluster that runs. Raises `UserError`."""
-    return _There(Admin(url, token_file, file))
+def remote_keys(file: Path | None, url: str | None, token_file: Path | None) -> Keys:
+    """The keys of a running cluster. Raises `UserError`."""
+    return _RemoteKeys(Admin(url, token_file, file))
 
 
 def _tried(work: Callable[[], T]) -> T:

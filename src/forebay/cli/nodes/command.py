@@ -1,4 +1,4 @@
-"""The commands on nodes; what they run is imported when they run."""
+"""The commands on nodes; their implementation is imported when they run."""
 
 from typing import Annotated
 

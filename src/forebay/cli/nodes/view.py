@@ -1,4 +1,4 @@
-"""Nodes for people: how each is, its devices, and what runs there."""
+"""Formats nodes: state, devices, and what runs there."""
 
 from collections.abc import Iterable, Iterator
 
@@ -26,7 +26,7 @@ RIGHT = ("memory", "busy", "heat", "power", "clock", "weight")
 
 
 def blocks(found: NodeDocuments) -> RenderableType:
-    """Several nodes, one below the other, and what fits on none of them."""
+    """Several nodes, one below the other, and replicas that fit on none of them."""
     placed = {each.name: each for each in found.placed}
     parts = [part for each in found.nodes for part in (Text(), block(each, placed.get(each.name)))]
     waits = [Text(f"{slot} waits: {why}", "bold yellow") for slot, why in found.waits.items()]
@@ -34,15 +34,15 @@ def blocks(found: NodeDocuments) -> RenderableType:
 
 
 def remains(node: Standing, found: NodeDocuments) -> str:
-    """What still runs on a node that is being drained, and why it is not elsewhere, as far as there is a reason."""
+    """What still runs on a draining node, and why it cannot move, as far as known."""
     placed = next((each for each in found.placed if each.name == node.name), None)
     whys = {replica.slot: replica.why for replica in placed.replicas if replica.why} if placed else {}
     lines = [f"  {slot}: {whys[slot]}" for slot in node.replicas if slot in whys]
-    return "\n".join([f"{', '.join(node.replicas)} still there", *lines]) if node.replicas else ""
+    return "\n".join([f"{', '.join(node.replicas)} still running", *lines]) if node.replicas else ""
 
 
 def block(node: Standing, placed: PlacedNode | None = None) -> RenderableType:
-    """A node with everything that is known of it."""
+    """All details of a node."""
     return Group(*_lines(node, placed))
 
 
@@ -67,7 +67,7 @@ def _lines(node: Standing, placed: PlacedNode | None) -> Iterator[RenderableType
 
 
 def _room(placed: PlacedNode) -> str:
-    """What is taken of a node."""
+    """Memory and cores allocated on a node."""
     used = sum(replica.memory_used_bytes for replica in placed.replicas)
     words = [f"memory: {_gib(placed.memory_taken_bytes)} of {_gib(placed.memory_bytes)} GiB taken, {_gib(used)} used"]
     words += [f"{len(placed.cpus)} cores"] if placed.cpus else []
@@ -115,7 +115,7 @@ def _reason(node: str, it: DeviceStanding) -> str:
     undrain = f"`forebay undrain {node} --device {it.device}`"
     match it.state:
         case "draining":
-            return f"{it.why}; will be tried again at {time(it.calm_at)} UTC unless there is another error"
+            return f"{it.why}; returns to service at {time(it.calm_at)} UTC unless there is another error"
         case "recovering":
             return f"{it.why}; on probation until {time(it.calm_at)} UTC"
         case "quarantined" if it.remedy == "reset":

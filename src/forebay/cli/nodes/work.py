@@ -1,4 +1,4 @@
-"""What the commands on nodes do."""
+"""Implementation of the commands on nodes."""
 
 import time
 from contextlib import nullcontext
@@ -18,9 +18,9 @@ from forebay.control.health.telling import Standing
 
 REFRESH_S: Final = 0.5
 SAY_EVERY_S: Final = 30.0
-"""Where there is no terminal, what is still there is said so often though nothing has changed."""
+"""Without a terminal, an unchanged list of remaining replicas is repeated this often."""
 NOT_EMPTY: Final = 4
-"""Exit code when the time of `--timeout` is over and something still runs there."""
+"""Exit code when `--timeout` has passed and something still runs there."""
 
 
 def nodes(admin: Admin, *, as_json: bool) -> int:
@@ -36,7 +36,7 @@ def nodes(admin: Admin, *, as_json: bool) -> int:
 def drain(
     admin: Admin, node: str, body: dict[str, object], *, wait: bool, timeout_s: float | None, as_json: bool
 ) -> int:
-    """Take a node out of service; with `wait`, stay until nothing runs there, or the time is over."""
+    """Take a node out of service; with `wait`, wait until nothing runs there, or until the timeout."""
     if timeout_s is not None and not wait:
         raise UserError("--timeout needs --wait.", WRONG_USAGE)
     standing = admin.send("POST", f"/v1/nodes/{node}/drain", Standing, body)
@@ -45,42 +45,42 @@ def drain(
         try:
             standing = _emptied(admin, standing, inf if timeout_s is None else timeout_s, quiet=as_json)
         except KeyboardInterrupt:
-            notes.print(Text(f"\n{node} goes on draining: `forebay nodes`."), soft_wrap=True)
+            notes.print(Text(f"\n{node} is still draining: `forebay nodes`."), soft_wrap=True)
             return INTERRUPTED
     left = wait and standing.state == "draining"
     if left and not as_json:
-        text = f"{node} is not empty after {span(timeout_s)}: {', '.join(standing.replicas)} still there"
-        notes.print(Text(f"{text}; it goes on draining", "yellow"), soft_wrap=True)
-    return _told(standing, as_json) or (NOT_EMPTY if left else 0)
+        text = f"{node} is not empty after {span(timeout_s)}: {', '.join(standing.replicas)} still running"
+        notes.print(Text(f"{text}; it continues to drain", "yellow"), soft_wrap=True)
+    return _show(standing, as_json) or (NOT_EMPTY if left else 0)
 
 
 def undrain(admin: Admin, node: str, body: dict[str, str], *, as_json: bool) -> int:
-    """Let a node, or a device of it, serve again."""
-    return _told(admin.send("POST", f"/v1/nodes/{node}/undrain", Standing, body), as_json)
+    """Return a node, or one of its devices, to service."""
+    return _show(admin.send("POST", f"/v1/nodes/{node}/undrain", Standing, body), as_json)
 
 
 def _emptied(admin: Admin, standing: Standing, timeout_s: float, *, quiet: bool) -> Standing:
-    """The node when nothing runs there any more, somebody has undrained it, or the time is over."""
-    notes, began, said, said_s = settings.screen(stderr=True), time.monotonic(), "", 0.0
+    """The node once nothing runs there, it has been undrained, or the timeout has passed."""
+    notes, began, last, last_s = settings.screen(stderr=True), time.monotonic(), "", 0.0
     spins = notes.is_terminal and not quiet
     with notes.status(f"{standing.name} drains") if spins else nullcontext() as status:
         while standing.state == "draining":
             found = admin.get("/v1/nodes", NodeDocuments)
             standing = next((each for each in found.nodes if each.name == standing.name), standing)
             waited_s, left = time.monotonic() - began, view.remains(standing, found)
-            if left and not quiet and (left != said or (not spins and waited_s >= said_s + SAY_EVERY_S)):
-                since = f" after {span(waited_s)}" if left == said else ""
+            if left and not quiet and (left != last or (not spins and waited_s >= last_s + SAY_EVERY_S)):
+                since = f" after {span(waited_s)}" if left == last else ""
                 notes.print(Text(f"{standing.name}{since}: {left}"), soft_wrap=True)
-                said, said_s = left, waited_s
+                last, last_s = left, waited_s
             if status is not None:
-                status.update(f"{standing.name} drains, {len(standing.replicas)} still there, {span(waited_s)}")
+                status.update(f"{standing.name} drains, {len(standing.replicas)} still running, {span(waited_s)}")
             if waited_s >= timeout_s:
                 break
             time.sleep(min(REFRESH_S, timeout_s - waited_s))
     return standing
 
 
-def _told(standing: Standing, as_json: bool) -> int:
+def _show(standing: Standing, as_json: bool) -> int:
     if as_json:
         _print_json(standing)
     else:

@@ -1,4 +1,4 @@
-"""`forebay audit`: is the log whole, and what does it say."""
+"""`forebay audit`: verify the log, and show its last lines."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -34,11 +34,11 @@ TAIL_COLUMNS = (
 
 
 TAIL_CHARS_MAX = 400
-"""Of a line; a terminal breaks it where it ends."""
+"""Maximum width of a line; a terminal wraps it."""
 
 
 def verify(records: "RecordFiles | RemoteRecords", archived: bool, as_json: bool, screen: Console) -> int:
-    """Check all chains and print what was found; 1 if anything was changed or removed.
+    """Verify all chains and print the result; returns 1 if anything was changed or removed.
 
     Raises `UserError`, OSError.
     """
@@ -80,8 +80,8 @@ def _print(report: ChainDocument, screen: Console) -> None:
         place = f"{report.files[0].name}:{flaw.line}" if flaw.line else end
         screen.print(Text(f"  {place}: {flaw.kind}: {_plain(flaw.text)}", style="red"))
     for line in report.gaps:
-        told = f"{_fate(line)}, as the log itself says: {_plain(line.why)}"
-        screen.print(Text(f"  {_time(line.ts)}: {told}", style="yellow"))
+        note = f"{_fate(line)}, according to the log itself: {_plain(line.why)}"
+        screen.print(Text(f"  {_time(line.ts)}: {note}", style="yellow"))
     screen.print()
 
 
@@ -117,7 +117,7 @@ def tail(records: "RecordFiles | RemoteRecords", count: int, as_json: bool, scre
         table.add_column(name, no_wrap=True)
     for line in filter(None, map(audit_line, lines)):
         table.add_row(*(Text(_plain(cell)) for cell in _cells(line)))
-    screen.width = max(screen.width, TAIL_CHARS_MAX)  # nothing of a log is cut
+    screen.width = max(screen.width, TAIL_CHARS_MAX)  # nothing of a log is truncated
     screen.print(table)
     return 0
 
@@ -138,10 +138,10 @@ def _time(ts: float | None) -> str:
         return "-"
     try:
         return datetime.fromtimestamp(ts, UTC).isoformat(" ", "milliseconds")[:-6]
-    except (OverflowError, ValueError, OSError):  # a line that somebody changed may say anything
+    except (OverflowError, ValueError, OSError):  # a tampered line may contain anything
         return "?"
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal would obey: names come from clients."""
+    """Without control characters, as names come from clients."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""The commands that read records; what they run is imported when they run."""
+"""The commands that read records; their implementation is imported when they run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,7 +125,7 @@ def tail(
 def _opened(
     folder: Path | None, file: Path | None, url: str | None, token_file: Path | None
 ) -> "Iterator[RecordFiles | RemoteRecords]":
-    """The records of a folder, or behind an admin API, or of the cluster file. Raises `UserError`."""
+    """The records of a folder, behind an admin API, or of the cluster file. Raises `UserError`."""
     from forebay.cli.records.reading import RecordFiles, records_folder
     from forebay.cli.registry.command import through_api
 

@@ -26,7 +26,7 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
     """Print the records of a request. Raises `UserError` if there is none, and OSError."""
     found = records.decisions(request_id)
     if not found.decisions:
-        hint = f" {found.damaged} damaged stretches could not be read." if found.damaged else ""
+        hint = f" {found.damaged} damaged sections could not be read." if found.damaged else ""
         raise UserError(
             f"There is no record of {request_id}. A request is recorded within a second of its end; the oldest "
             f"records are removed (gateway.records.decision_files_max).{hint}"
@@ -39,17 +39,17 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
 
 
 def view(record: DecisionDocument) -> Iterator[RenderableType]:
-    """A record for people."""
+    """Format a record."""
     at = datetime.fromtimestamp(record.ts, UTC).isoformat(" ", "milliseconds")
     good = "green" if record.code == "ok" else "bold red"
     yield Text.assemble((record.request_id, "bold"), f"  {at}  {record.gateway}")
     yield Text.assemble("outcome   ", (record.code, good), f" ({record.status}) after {_seconds(record.total_s)}")
     tenant = f", tenant {record.tenant}" if record.tenant else ""
-    asked = f", asked for as {record.asked}" if record.asked else ""
+    asked = f", requested as {record.asked}" if record.asked else ""
     dispatch = f": {record.dispatch}" if record.dispatch else ""
     yield Text(f"model     {record.model or 'none'}{asked}{dispatch}{tenant}")
     if record.band:
-        deadline = f", {_seconds(record.deadline_s)} to wait" if record.deadline_s else ""
+        deadline = f", deadline {_seconds(record.deadline_s)}" if record.deadline_s else ""
         yield Text(f"priority  {record.band}{deadline}")
     yield Text(
         f"chosen    {record.chosen or 'no replica'}: {record.why or 'it was not routed'} ({record.policy or '-'})"
@@ -93,7 +93,7 @@ def _candidates(record: DecisionDocument) -> Table:
 
 
 def _sum_of(candidates: tuple[CandidateDocument, ...]) -> str:
-    """How the totals come about. The weights are those of the band that the request came in: it may have risen."""
+    """The formula of the totals. Its weights are those of the band that the request came in, before any promotion."""
 
     def off_s(ttft: float, tpot: float) -> float:
         return sum(
@@ -122,7 +122,7 @@ def _table(*columns: str) -> Table:
 
 
 def _queued(record: DecisionDocument) -> str:
-    """How long it waited to be sent; that was no time at all for one that was, and is not known of others."""
+    """Time queued. Zero is a known value only for a request that was sent."""
     return "0 ms" if record.attempts and not record.queued_s else _seconds(record.queued_s)
 
 

@@ -1,4 +1,4 @@
-"""Reads the records of all gateways of a cluster: for the commands here, and for the admin API."""
+"""Reads the records of all gateways of a cluster, for commands and for the admin API."""
 
 import math
 import os
@@ -49,25 +49,25 @@ from forebay.wire.records import (
 
 T = TypeVar("T")
 SHOWN_MAX = 20
-"""A client may use one id often: the newest are shown."""
+"""A client may reuse a request id: only the newest records are shown."""
 
 
-def go_on() -> None:
-    """Nothing ends the reading."""
+def never_cancelled() -> None:
+    """The default: never cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFiles:
-    """The records below a folder, in which each gateway has one of its own. Every method raises OSError."""
+    """The records below a folder, which has one folder per gateway. Every method raises OSError."""
 
     root: Path
 
     @property
     def place(self) -> str:
-        """Where they are, for people."""
+        """The folder, for messages."""
         return str(self.root)
 
-    def decisions(self, request_id: str, still: Still = go_on) -> Decisions:
+    def decisions(self, request_id: str, still: Still = never_cancelled) -> Decisions:
         """The newest records of a request, oldest first."""
         wanted, found, damaged = request_id.encode(), list[DecisionDocument](), 0
         for folder in folders(self.root):
@@ -84,8 +84,8 @@ class RecordFiles:
                             found.append(_decision(folder.name, record))
         return Decisions(tuple(sorted(found, key=lambda each: each.ts)[-SHOWN_MAX:]), damaged)
 
-    def usage(self, wanted: UsageRequest, still: Still = go_on) -> Usage:
-        """What was used, by day, tenant, model and outcome."""
+    def usage(self, wanted: UsageRequest, still: Still = never_cancelled) -> Usage:
+        """Usage by day, tenant, model and outcome."""
         total: dict[tuple[int, Key], Sums] = {}
         for folder in folders(self.root):
             still()
@@ -94,7 +94,7 @@ class RecordFiles:
                     total.setdefault((day, key), Sums()).add(sums)
         return Usage(tuple(_row(day, key, sums) for (day, key), sums in sorted(total.items())))
 
-    def tail(self, last: int, bytes_max: int | None = None, still: Still = go_on) -> AuditTail:
+    def tail(self, last: int, bytes_max: int | None = None, still: Still = never_cancelled) -> AuditTail:
         """The newest lines of all chains, by time."""
         chains, room = list(filter(has_chain, folders(self.root))), math.inf if bytes_max is None else bytes_max
         found = [pair for folder in chains for pair in _last(folder, last, room, still)]
@@ -105,8 +105,8 @@ class RecordFiles:
         lines = tuple(msgspec.Raw(raw) for _, raw in newest)
         return AuditTail(tuple(folder.name for folder in chains), lines, cut=len(newest) < wanted)
 
-    def verify(self, archived: bool, still: Still = go_on) -> AuditVerified:
-        """What was found in all chains, and in what tells that there was one."""
+    def verify(self, archived: bool, still: Still = never_cancelled) -> AuditVerified:
+        """The result of verifying all chains, including missing ones."""
         reports = verify_all(self.root, archived=archived, check_cancelled=still)
         return AuditVerified(all(report.ok for report in reports), tuple(_chain(report) for report in reports))
 
@@ -129,7 +129,7 @@ def _row(day: int, key: Key, sums: Sums) -> UsageRow:
 def _last(folder: Path, last: int, room: float, still: Still) -> list[tuple[AuditLine, bytes]]:
     """The last lines of a chain, up to the one that makes them longer than `room`.
 
-    What is no line, or only tells of another chain, is left out.
+    Invalid lines, and witness lines about other chains, are left out.
     """
     found: list[tuple[AuditLine, bytes]] = []
     for _, path in reversed(numbered(folder, STEM, SUFFIX)):
@@ -171,7 +171,8 @@ def _flaws(flaws: Iterable[Flaw]) -> tuple[FlawDocument, ...]:
 
 
 def records_folder(file: Path | None) -> Path:
-    """The folder of the cluster of a file, else of ./forebay.yaml, else of the only one, or the only one that runs.
+    """The records folder of the cluster of a file, else of ./forebay.yaml, else of the only cluster, or the only
+    running one.
 
     Raises `UserError`.
     """
@@ -187,5 +188,5 @@ def records_folder(file: Path | None) -> Path:
         there = running(settings.home())
         found = [path for path in found if path.parent.name in there] or found
     if len(found) > 1:
-        raise UserError("\n".join(["Several clusters have records. Say --folder with one of:", *map(str, found)]))
+        raise UserError("\n".join(["Several clusters have records. Choose one with --folder:", *map(str, found)]))
     return found[0]

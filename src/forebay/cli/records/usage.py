@@ -1,4 +1,4 @@
-"""`forebay usage`: what the ledgers of all gateways add up to."""
+"""`forebay usage`: totals of the ledgers of all gateways."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import WRONG_USAGE, UserError
-from forebay.cli.view.table import NARROW, table, telling
+from forebay.cli.view.table import NARROW, table, without_empty
 from forebay.control.api.recorded import UsageRow
 from forebay.gateway.records.saved import DAY_S
 from forebay.obs.clock import wall_s
@@ -26,11 +26,11 @@ COLUMNS = (
     "estimated",
 )  # fmt: skip
 SUMMED = ("prompt_tokens", "cached_tokens", "completion_tokens", "estimated")
-"""What the last columns add up."""
+"""The fields summed in the last columns."""
 
 
 def first_day(since: str | None) -> int:
-    """The first day that counts, in days since the epoch. Raises `UserError`."""
+    """The first day to count, in days since the epoch. Raises `UserError`."""
     if since is None:
         return 0
     today = int(wall_s() // DAY_S)
@@ -56,7 +56,7 @@ def usage(records: "RecordFiles | RemoteRecords", wanted: UsageRequest, as_json:
 
 
 def view(used: Iterable[UsageRow], narrow: bool = False) -> Table:
-    """The usage for people: a row for each tenant and model; if `narrow`, without counts that are 0 for all."""
+    """A table with a row per tenant and model; if `narrow`, without columns that are 0 everywhere."""
     rows: list[list[str]] = []
     by_name: dict[tuple[str, str], list[UsageRow]] = {}
     for each in used:
@@ -69,7 +69,7 @@ def view(used: Iterable[UsageRow], narrow: bool = False) -> Table:
         counts = (requests, ok, cancelled, requests - ok - cancelled - refused, refused)
         tokens = (sum(getattr(each, name) for each in own) for name in SUMMED)
         rows.append([tenant or "-", model or "-", *(f"{count:,}" for count in (*counts, *tokens))])
-    columns, rows = telling(COLUMNS, rows, always=4 if narrow else len(COLUMNS))
+    columns, rows = without_empty(COLUMNS, rows, always=4 if narrow else len(COLUMNS))
     shown = table(*columns, right=COLUMNS[2:])
     for row in rows:
         shown.add_row(*map(Text, row))

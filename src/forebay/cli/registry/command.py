@@ -1,4 +1,4 @@
-"""The commands of the registry; what they run is imported when they run."""
+"""The commands of the registry; their implementation is imported when they run."""
 
 import os
 from collections.abc import Iterator
@@ -62,9 +62,9 @@ def add(
     from forebay.cli.registry import work
 
     metadata = dict(_pair(each) for each in meta or [])
-    wish = work.Wished(model, source, task, engine, tuple(set_ or []), metadata)
+    registration = work.Registration(model, source, task, engine, tuple(set_ or []), metadata)
     with _opened(file, url, token_file) as opened:
-        work.add(opened, wish, _actor(), settings.home(), as_json)
+        work.add(opened, registration, _actor(), settings.home(), as_json)
 
 
 @registry.command("list")
@@ -254,7 +254,7 @@ def _cluster(file: Path | None) -> "Cluster":
 
 
 def account() -> str:
-    """Who runs the command: what the environment says, anybody can say."""
+    """The user who runs the command; environment variables could be forged."""
     import pwd
 
     try:
@@ -264,7 +264,7 @@ def account() -> str:
 
 
 def _actor() -> "Actor":
-    """Who runs the command: whoever can write to the store can do everything, and is asked for no role."""
+    """The user who runs the command: whoever can write to the store has all permissions, so no role is checked."""
     from forebay.registry.catalogue import Actor
 
     return Actor(account())
@@ -286,9 +286,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def through_api(file: Path | None, url: str | None, token_file: Path | None) -> bool:
-    """Whether an address or a key says that a cluster is to be asked, and not its store. One of the environment does
-    so only if no cluster file is named: the first key is made beside the cluster, wherever the environment leads to.
-    """
+    """Whether to use the admin API, given by a URL or a key, instead of the store. The environment counts only if no
+    cluster file is given: the first key is created beside the cluster, wherever the environment points to."""
     if url or token_file:
         return True
     return file is None and bool(os.environ.get("FOREBAY_ADMIN_URL") or os.environ.get("FOREBAY_ADMIN_TOKEN"))
@@ -303,7 +302,7 @@ def _remote(file: Path | None, url: str | None, token_file: Path | None) -> "Rem
 
 @contextmanager
 def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Iterator[Registry | RemoteRegistry]":
-    """The registry of the cluster file, or, with an address or a key, that behind an admin API."""
+    """The registry of the cluster file; with a URL or a key, that behind an admin API."""
     with _named_errors():
         if through_api(file, url, token_file):
             yield _remote(file, url, token_file)

@@ -1,4 +1,4 @@
-"""What the files of a model say about it that people want to know of a revision; `--meta` says the rest."""
+"""Metadata of a revision from the files of its model; `--meta` adds more."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ from forebay.wire.documents import UNREADABLE
 
 CONFIG_BYTES_MAX: Final = 1024 * 1024
 CARD_BYTES_MAX: Final = 64 * 1024
-"""Of a model card; what is said in front of it comes first."""
+"""How much of a model card to read; its front matter comes first."""
 WORDS_CHARS_MAX: Final = 200
 FRONT: Final = re.compile(r"\A---\s*\n(.*?)\n---", re.DOTALL)
 LICENCE: Final = re.compile(r"^license:[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
@@ -22,9 +22,9 @@ CONTEXT: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def facts_of(path: Path) -> dict[str, str]:
-    """Precision, context length, licence and model card, of a GGUF file or a folder as of the Hugging Face Hub.
+    """Precision, context length, licence and model card, of a GGUF file or a folder in Hugging Face layout.
 
-    What cannot be read says nothing: who loads it will say what is wrong.
+    Unreadable files are skipped: loading the model will report them.
     """
     found = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path) if path.is_dir() else {}
     return {key: str(value)[:WORDS_CHARS_MAX] for key, value in found.items() if value}
@@ -43,7 +43,7 @@ def _of_gguf(path: Path) -> dict[str, object]:
 
 
 def _precision(header: Header) -> str:
-    """The type in which most bytes of the weights are."""
+    """The type of most of the weights, by bytes."""
     sizes = Counter[int]()
     for tensor in header.tensors:
         sizes[tensor.type] += tensor.bytes_size or 0
@@ -67,7 +67,7 @@ def _of_folder(path: Path) -> dict[str, object]:
 
 
 def _quantized(config: Mapping[str, object]) -> str:
-    """How weights were quantized; empty: they were not."""
+    """How the weights are quantised; empty: not at all."""
     how = config.get("quantization_config")
     if not isinstance(how, Mapping):
         return ""

@@ -1,4 +1,4 @@
-"""Opens the store and the registry that a cluster file speaks of."""
+"""Opens the store and the registry of a cluster file."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def memory_of(cluster: Cluster) -> Path:
 
 
 def forget(cluster: Cluster) -> None:
-    """Remove what was decrypted for a cluster."""
+    """Remove a cluster's decrypted artifacts."""
     shutil.rmtree(memory_of(cluster), ignore_errors=True)
 
 
@@ -41,7 +41,7 @@ def _wrapper(settings: RegistrySettings) -> Wrapper | None:
 
 
 def staging_of(cluster: Cluster, home: Path) -> Staging:
-    """Where a cluster keeps what clients send, until it is registered."""
+    """Where uploads are kept until they are registered."""
     settings, folder = cluster.registry, _folder(cluster, home)
     return staging(folder, Vault(folder, None, memory_of(cluster)), encrypts=settings.encryption is not None)
 
@@ -53,7 +53,7 @@ def _folder(cluster: Cluster, home: Path) -> Path:
 
 @contextmanager
 def registry_of(cluster: Cluster, home: Path) -> Iterator[Callable[[], Registry]]:
-    """Opens the registry when it is first asked for. That raises `StoreError`, `SourceError`."""
+    """Opens the registry on first use, which raises `StoreError`, `SourceError`."""
     settings = cluster.registry
     with ExitStack() as open_now:
 

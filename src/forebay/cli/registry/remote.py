@@ -1,4 +1,4 @@
-"""The registry of a cluster that runs elsewhere, through its admin API: what the commands need of it."""
+"""The registry of a running cluster, through its admin API, as far as the commands need it."""
 
 from urllib.parse import quote
 
@@ -7,7 +7,7 @@ import yaml
 
 from forebay.cli.deploy.client import Admin
 from forebay.cli.registry.uploading import send
-from forebay.cli.registry.work import Wished
+from forebay.cli.registry.work import Registration
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.control.api.documents import Collected, History, Revisions, Verified
 from forebay.core.registry.approval import Step
@@ -21,33 +21,32 @@ ENGINE = "engine."
 
 
 class RemoteRegistry:
-    """As `Registry`, but who does something is whose key is sent. Every method raises `UserError`."""
+    """The same as `Registry`, but the actor is the holder of the key sent. Every method raises `UserError`."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
-    def add(self, wished: Wished, progress: Progress) -> Listed:
-        """Register a model. A path is one of this machine, and its files are sent; what else there is, the cluster
-        fetches, also `file:///PATH`, which is a path of its machine.
-        """
-        source = parse(wished.source)
+    def add(self, registration: Registration, progress: Progress) -> Listed:
+        """Register a model. A local path is uploaded; everything else is fetched by the cluster, including
+        `file:///PATH`, which is a path on its machine."""
+        source = parse(registration.source)
         description = {
-            "task": wished.task,
-            "engine": wished.engine,
-            "settings": dict(_setting(each) for each in wished.settings),
-            "metadata": wished.metadata,
+            "task": registration.task,
+            "engine": registration.engine,
+            "settings": dict(_setting(each) for each in registration.settings),
+            "metadata": registration.metadata,
         }
-        path = _path(wished.model)
+        path = _path(registration.model)
         if not isinstance(source, PathSource):
-            return self._admin.send("POST", path, Listed, {"source": wished.source, **description})
-        if wished.source.startswith(FILE):
+            return self._admin.send("POST", path, Listed, {"source": registration.source, **description})
+        if registration.source.startswith(FILE):
             return self._admin.send("POST", path, Listed, {"source": str(source.path), **description})
         sent = send(self._admin, source.path, progress)
         progress("registering", 0, None)
         return self._admin.send("POST", path, Listed, {"upload": sent, **description})
 
     def revisions(self, model: str | None = None) -> tuple[Listed, ...]:
-        """All revisions, of a model or of all."""
+        """All revisions, of one model or of all."""
         return self._admin.get(_path(model) if model else PATH, Revisions).revisions
 
     def show(self, model: str, name: str) -> Listed:
@@ -59,7 +58,7 @@ class RemoteRegistry:
         return self._admin.send("POST", _path(model, name, step.value), Listed, {"why": reason})
 
     def set_alias(self, model: str, alias: str, name: str, by: Actor) -> Listed:
-        """Let an alias lead to a revision."""
+        """Point an alias at a revision."""
         return self._admin.send("PUT", _path(model, "aliases", alias), Listed, {"revision": name})
 
     def sign(self, model: str, name: str, proof: Proof, by: Actor) -> Listed:
@@ -67,16 +66,16 @@ class RemoteRegistry:
         return self._admin.send("POST", _path(model, name, "signatures"), Listed, proof._asdict())
 
     def attach(self, model: str, name: str, bundle: bytes) -> Listed:
-        """Add what is in a `model.sig`."""
+        """Add the signatures of a `model.sig`."""
         body = {"bundle": msgspec.Raw(bundle)}
         return self._admin.send("POST", _path(model, name, "signatures"), Listed, body)
 
     def verify(self, progress: Progress, model: str | None = None) -> tuple[str, ...]:
-        """Everything that is not as it was written."""
+        """Everything that was modified."""
         return self._admin.send("POST", "/v1/verify", Verified, {"model": model}).wrong
 
     def sweep(self) -> int:
-        """Remove files that no revision has any more; returns the bytes that are free now."""
+        """Remove unreferenced files; returns the number of bytes freed."""
         return self._admin.send("POST", "/v1/gc", Collected, None).freed_bytes
 
     def history(self, subject: str | None, last: int) -> tuple[Event, ...]:
@@ -90,11 +89,11 @@ def _path(*parts: str) -> str:
 
 
 def _setting(text: str) -> tuple[str, object]:
-    """`engine.threads=2` as a name and a value: of another cluster only the engine can be told."""
+    """`engine.threads=2` as a name and a value: a remote cluster accepts engine settings only."""
     path, equals, value = text.partition("=")
     if not equals or not path.startswith(ENGINE):
         raise UserError(f"--set {text!r}: expected engine.NAME=VALUE.", WRONG_USAGE)
     try:
         return path.removeprefix(ENGINE), yaml.safe_load(value)
     except yaml.YAMLError:
-        raise UserError(f"--set {text!r}: the value cannot be read.", WRONG_USAGE) from None
+        raise UserError(f"--set {text!r}: the value is not valid YAML.", WRONG_USAGE) from None

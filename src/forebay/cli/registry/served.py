@@ -1,4 +1,4 @@
-"""The registry and the history behind the admin API: opened for each request, as the cluster file now says."""
+"""The registry and the history behind the admin API: opened for each request, with the current cluster file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,11 +16,11 @@ from forebay.registry.sources import PathSource, Progress, SourceError, parse
 from forebay.wire.admin_request import AddRequest
 
 SENT = "upload:"
-"""How the source of what clients have sent begins; then comes what they call it."""
+"""Prefix of the source of an upload; the client's name for it follows."""
 
 
 def _is_missing(source: str) -> bool:
-    """Whether it is a path where nothing is."""
+    """Whether the source is a path that does not exist."""
     try:
         found = parse(source)
         return isinstance(found, PathSource) and not found.path.exists()
@@ -29,9 +29,9 @@ def _is_missing(source: str) -> bool:
 
 
 def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress) -> Catalogue:
-    """`progress` is told how far long work is, and may raise `UserError` to end it."""
+    """Build the catalogue. `progress` is called during long work, and may raise `UserError` to cancel it."""
 
-    def told(stage: str, done: int, total: int | None) -> None:
+    def report(stage: str, done: int, total: int | None) -> None:
         try:
             progress(stage, done, total)
         except UserError as error:
@@ -43,26 +43,28 @@ def catalogue_of(cluster: Callable[[], Cluster], home: Path, progress: Progress)
             yield opening()
 
     def add(opened: Registry, model: str, asked: AddRequest, by: Actor) -> Listed:
-        from forebay.cli.registry.work import Wished, fetched, register
+        from forebay.cli.registry.work import Registration, fetched, register
 
         settings = tuple(
             f"engine.{key}={msgspec.json.encode(value).decode()}" for key, value in asked.settings.items()
         )
         sent, source = asked.upload, asked.source
         if sent is None:
-            wished = Wished(model, source, asked.task, asked.engine, settings, dict(asked.metadata))
+            registration = Registration(model, source, asked.task, asked.engine, settings, dict(asked.metadata))
             try:
-                return register(opened, wished, by, fetched(source, home, told), told)
+                return register(opened, registration, by, fetched(source, home, report), report)
             except UserError as error:
                 where = "\nThe cluster looks for paths on its own machine." if _is_missing(source) else ""
                 raise Refusal(Code.CONFLICT, f"{error}{where}") from error
-        wished = Wished(model, f"{SENT}{sent.name}", asked.task, asked.engine, settings, dict(asked.metadata))
-        with opened.sent(sent.manifest, sent.name, told) as path:
+        registration = Registration(
+            model, f"{SENT}{sent.name}", asked.task, asked.engine, settings, dict(asked.metadata)
+        )
+        with opened.sent(sent.manifest, sent.name, report) as path:
             try:
-                return register(opened, wished, by, path, told)
-            except UserError as error:  # where files lie here is nothing to who has sent them
+                return register(opened, registration, by, path, report)
+            except UserError as error:  # paths on this machine mean nothing to the client
                 raise Refusal(Code.CONFLICT, str(error).replace(str(path), sent.name)) from error
 
     return Catalogue(
-        lambda: closing(store_of(cluster(), home)), registry, add, lambda: staging_of(cluster(), home), told
+        lambda: closing(store_of(cluster(), home)), registry, add, lambda: staging_of(cluster(), home), report
     )

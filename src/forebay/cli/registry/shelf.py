@@ -1,4 +1,4 @@
-"""Where deployments find revisions: in the registry, and then on this machine."""
+"""Resolves revisions for deployments: from the registry to prepared artifacts on this machine."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,22 +25,22 @@ Preparing = Callable[[ModelSettings, Path, Progress, Callable[[], Registry]], Ar
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """For what blocks."""
+    """Run a blocking function in a thread."""
     return await asyncio.to_thread(work)
 
 
 def rollouts_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Rollouts:
-    """What is deployed in a cluster. A file that is not there yet is not made to find nothing in it."""
+    """The deployed revisions of a cluster. A missing store file is not created just for reading."""
     return Rollouts(lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
 def scales_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Documents:
-    """What the scaling of its models remembers; of a file that is not there yet the same."""
+    """The scaling state of its models; likewise without creating the store file."""
     return Documents(SCALES, lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
 def nodes_of(cluster: Cluster, home: Path, guard: Callable[[Store], Store] = lambda store: store) -> Documents:
-    """What is known of its nodes; of a file that is not there yet the same."""
+    """The state of its nodes; likewise without creating the store file."""
     return Documents(NODES, lambda: guard(store_of(cluster, home)), cluster.name, partial(_there, cluster, home))
 
 
@@ -52,8 +52,8 @@ def _there(cluster: Cluster, home: Path) -> bool:
 
 
 class CatalogueShelf:
-    """The registry of a cluster, as its file is now. A model's revisions are registered under its own name, or under
-    the one that its `source: registry:…` names."""
+    """The registry of a cluster, by its current file. A model's revisions are registered under its own name, or under
+    the one in its `source: registry:…`."""
 
     def __init__(self, cluster: Callable[[], Cluster], home: Path, prepare: Preparing, progress: Progress) -> None:
         self._cluster = cluster
@@ -64,7 +64,7 @@ class CatalogueShelf:
     def find(self, model: str, name: str) -> str:
         """The id of a revision that may be served. Blocks.
 
-        Raises `DeployRefused`, which says what there is and how to register what there is not, and `StoreError`.
+        Raises `DeployRefused`, which lists the revisions and how to register one, and `StoreError`.
         """
         settings = self._settings(model)
         try:
@@ -80,7 +80,7 @@ class CatalogueShelf:
         return revision.id
 
     async def prepare(self, model: str, revision: str) -> Artifact:
-        """Fetch, check and convert it. Raises `DeployRefused`; `StoreError` says nothing about the revision."""
+        """Fetch, verify and convert it. Raises `DeployRefused`; `StoreError` says nothing about the revision."""
         try:
             return await in_thread(lambda: self._prepared(model, revision))
         except UserError as error:
@@ -103,7 +103,7 @@ class CatalogueShelf:
 
 
 def _registered(model: ModelSettings) -> str:
-    """The name under which the revisions of a model are registered."""
+    """The name under which a model's revisions are registered."""
     source = parse_registered(model.source)
     return source.model if source else model.name
 

@@ -1,4 +1,4 @@
-"""Signing as a publisher: here, with a key that stays here, wherever the registry is."""
+"""Sign as a publisher: locally, as the key never leaves this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 def sign(
     registry: "Registry | RemoteRegistry", name: tuple[str, str], key: Path, files: Path | None, by: Actor
 ) -> Listed:
-    """Sign the artifact of a revision; with `files` only if it is just them. Raises `UserError`, `SourceError`."""
+    """Sign the artifact of a revision; with `files` only if it consists of exactly those. Raises `UserError`,
+    `SourceError`."""
     signer = read_signer(key)
     revision = registry.show(*name).revision
     if files is not None:
         found = _digest(files)
         if found != revision.artifact:
-            text = f"{files} has the digest {found}, and {revision.name} that of other files: {revision.artifact}"
+            text = f"{files} has the digest {found}, but {revision.name} has {revision.artifact}"
             raise UserError(f"{text}. Nothing was signed.")
     return registry.sign(revision.model, revision.id, signer.prove(signed_message(revision.artifact)), by)
 
 
 def attach(registry: "Registry | RemoteRegistry", name: tuple[str, str], bundle: Path, by: Actor) -> Listed:
-    """Add a signature that `model_signing` has made. Raises `UserError`, `SourceError`."""
+    """Add a signature made by `model_signing`. Raises `UserError`, `SourceError`."""
     content = bundle_bytes(bundle)
     read = read_bundle(content, str(bundle))
     if isinstance(registry, Registry):

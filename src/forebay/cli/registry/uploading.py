@@ -1,4 +1,4 @@
-"""Sends the files of a model to the cluster: what it lacks, in parts, on through breaks."""
+"""Uploads the files of a model to the cluster: only missing ones, in parts, and resumed after interruptions."""
 
 import time
 from pathlib import Path
@@ -17,35 +17,35 @@ from forebay.wire.admin_request import BODY_BYTES_MAX
 
 PATH: Final = "/v1/uploads"
 PART_BYTES_MIN: Final = 64 * 1024
-"""After a break parts are shorter, so that slow lines carry them in their time."""
+"""After an error parts are shorter, so that slow connections can send them within the timeout."""
 PART_TIMEOUT_S: Final = 60.0
 GIVE_UP_S: Final = 300.0
-"""Without any progress."""
+"""Time without any progress."""
 WAIT_S_MIN: Final = 0.5
 WAIT_S_MAX: Final = 10.0
-GOES_ON: Final = "What was sent is kept for two days: the same command resumes from there."
+RESUMABLE: Final = "Uploaded data is kept for two days: the same command resumes from there."
 
 
 def send(admin: Admin, path: Path, progress: Progress) -> dict[str, Any]:
-    """Send what the cluster lacks of a file or folder; returns the `upload` to register. Raises `UserError`."""
+    """Upload what the cluster lacks of a file or folder; returns the `upload` to register. Raises `UserError`."""
     try:
         if not path.exists():
-            there = f"A path of the cluster's machine is written {FILE}{path.absolute()}"
+            there = f"For a path on the cluster's machine use {FILE}{path.absolute()}"
             raise UserError(f"{path}: no such file or folder on this machine. {there}")
         manifest = describe(path, progress)
-        said = {"files": manifest.files, "lone": manifest.lone}
-        if len(msgspec.json.encode(said)) > BODY_BYTES_MAX - 1024:
+        document = {"files": manifest.files, "lone": manifest.lone}
+        if len(msgspec.json.encode(document)) > BODY_BYTES_MAX - 1024:
             text = f"{path}: has {len(manifest.files)} files, more than fit into one request"
             raise UserError(f"{text}; put them where the cluster can fetch them, such as s3://.")
-        with admin.kept_open():
-            _Sender(admin, path, manifest, progress).send(admin.send("POST", PATH, LackingDocument, said))
+        with admin.keep_alive():
+            _Sender(admin, path, manifest, progress).send(admin.send("POST", PATH, LackingDocument, document))
     except KeyboardInterrupt:
-        raise UserError(f"stopped. {GOES_ON}", INTERRUPTED) from None
+        raise UserError(f"stopped. {RESUMABLE}", INTERRUPTED) from None
     except BadManifest as error:
         raise UserError(f"{path}: {error}.") from error
     except OSError as error:
         raise UserError(f"{error.filename or path}: cannot be read ({error.strerror}).") from error
-    return {"name": path.resolve().name, **said}
+    return {"name": path.resolve().name, **document}
 
 
 class _Sender:
@@ -76,7 +76,7 @@ class _Sender:
                 try:
                     there = self._admin.put_bytes(where, PartDocument, part, PART_TIMEOUT_S, **place).have_bytes
                     if there == have:
-                        raise Busy(f"{name}: nothing is added to the {have} bytes that are there.")
+                        raise Busy(f"{name}: the server still has only {have} bytes.")
                 except UserError as error:
                     self._wait(error)
                 else:
@@ -84,18 +84,18 @@ class _Sender:
                     have = there
 
     def _moved(self, name: str, count: int, part_bytes_max: int) -> None:
-        self._done = max(0, self._done + count)  # less is there than there was, if somebody has removed it
+        self._done = max(0, self._done + count)  # the server may have fewer bytes than before if its copy was removed
         if count > 0:
             self._moved_at, self._wait_s = time.monotonic(), WAIT_S_MIN
         self._part_bytes = min(2 * self._part_bytes, part_bytes_max)
         self._progress(f"sending {name}", self._done, self._total)
 
     def _wait(self, error: UserError) -> None:
-        """Raises what does not pass, or has not for too long."""
+        """Wait before a retry. Raises permanent errors, and temporary ones that last too long."""
         if not (isinstance(error, Busy) or error.exit_code == NOT_REACHED):
             raise error
         if time.monotonic() - self._moved_at > GIVE_UP_S:
-            raise UserError(f"{error}\n{GOES_ON}", error.exit_code) from error
+            raise UserError(f"{error}\n{RESUMABLE}", error.exit_code) from error
         self._progress("waiting for the cluster", self._done, self._total)
         time.sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, WAIT_S_MAX)

@@ -1,4 +1,4 @@
-"""What the commands of the registry do and print."""
+"""Implementation and output of the commands of the registry."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ from forebay.cli import settings
 from forebay.cli.build import default_engine
 from forebay.cli.registry.facts import facts_of
 from forebay.cli.registry.opening import store_of
-from forebay.cli.serve import Wish, cluster_of
+from forebay.cli.serve import ModelOptions, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.cli.view.screen import Screen
 from forebay.cli.view.table import table
@@ -36,8 +36,8 @@ STYLES = {ApprovalState.APPROVED: "green", ApprovalState.PENDING: "yellow", Appr
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
-    """What the command line says of a model that is to be registered."""
+class Registration:
+    """The options of a model to register."""
 
     model: str
     source: str
@@ -47,52 +47,54 @@ class Wished:
     metadata: dict[str, str]
 
 
-def add(registry: "Registry | RemoteRegistry", wished: Wished, by: Actor, home: Path, as_json: bool) -> None:
-    """Register a model, and say what comes next. Raises `UserError`."""
+def add(
+    registry: "Registry | RemoteRegistry", registration: Registration, by: Actor, home: Path, as_json: bool
+) -> None:
+    """Register a model, and print the next step. Raises `UserError`."""
     with Screen(settings.screen(stderr=True)) as screen:
         if isinstance(registry, Registry):
-            progress = screen.progress(wished.model)
-            listed = register(registry, wished, by, fetched(wished.source, home, progress), progress)
+            progress = screen.progress(registration.model)
+            listed = register(registry, registration, by, fetched(registration.source, home, progress), progress)
         else:
-            listed = registry.add(wished, screen.progress(wished.model))
+            listed = registry.add(registration, screen.progress(registration.model))
     if as_json:
         _print(listed)
         return
     id, stands = listed.revision.id, listed.standing
-    screen.line(f"{wished.model}@{id} is {stands.state}: {stands.why}.", STYLES[stands.state])
+    screen.line(f"{registration.model}@{id} is {stands.state}: {stands.why}.", STYLES[stands.state])
     if stands.state is ApprovalState.PENDING:
-        screen.line(f"Next: forebay registry approve {wished.model}@{id}")
+        screen.line(f"Next: forebay registry approve {registration.model}@{id}")
     elif stands.state is ApprovalState.APPROVED:
-        screen.line(f"Roll it out with `forebay deploy {wished.model} --revision {id}`,")
-        screen.line(f"or serve it with `source: registry:{wished.model}@{id}` in the cluster file.")
+        screen.line(f"Roll it out with `forebay deploy {registration.model} --revision {id}`,")
+        screen.line(f"or serve it with `source: registry:{registration.model}@{id}` in the cluster file.")
 
 
 def fetched(source: str, home: Path, progress: Progress) -> Path:
-    """What is to be registered, on this machine. Raises `UserError`."""
+    """The files to register, on this machine. Raises `UserError`."""
     try:
         return obtain(parse(source), home, progress)
     except (SourceError, OSError) as error:
         raise UserError(str(error)) from error
 
 
-def register(registry: Registry, wished: Wished, by: Actor, path: Path, progress: Progress) -> Listed:
+def register(registry: Registry, registration: Registration, by: Actor, path: Path, progress: Progress) -> Listed:
     """Register the files at a path with the engine that runs them. Raises `UserError`."""
     try:
-        task, name = _task(wished.task), wished.engine
+        task, name = _task(registration.task), registration.engine
         if name is None and task is not Task.TENSOR and not is_repository(path):
             name = default_engine(path).name
-        wish = Wish(str(path), wished.model, task, name, 1, None)
-        (model,) = cluster_of(wish, wished.settings, {}, "forebay registry add").models
+        options = ModelOptions(str(path), registration.model, task, name, 1, None)
+        (model,) = cluster_of(options, registration.settings, {}, "forebay registry add").models
         engine = model.engine or default_engine(path)
     except (SourceError, EngineBroken, OSError) as error:
         raise UserError(str(error)) from error
     what = Description(
-        model=wished.model,
-        source=wished.source,
+        model=registration.model,
+        source=registration.source,
         task=model.task,
         engine=engine.name,
         settings=engine.model_dump(),
-        metadata={**facts_of(path), **wished.metadata},
+        metadata={**facts_of(path), **registration.metadata},
     )
     return registry.add(what, path, by, progress)
 
@@ -107,7 +109,7 @@ def _task(name: str | None) -> Task | None:
 
 
 def show_all(listed: Iterable[Listed], as_json: bool) -> None:
-    """A line for each revision."""
+    """One line for each revision."""
     listed = tuple(listed)
     if as_json:
         _print(listed)
@@ -134,7 +136,7 @@ def show_all(listed: Iterable[Listed], as_json: bool) -> None:
 
 
 def show(listed: Listed, as_json: bool) -> None:
-    """Everything about a revision."""
+    """All details of a revision."""
     if as_json:
         _print(listed)
         return
@@ -158,7 +160,7 @@ def show(listed: Listed, as_json: bool) -> None:
 
 
 def verify(registry: "Registry | RemoteRegistry", model: str | None, as_json: bool) -> int:
-    """Check everything, and print what is wrong; 1 if anything is."""
+    """Verify everything, and print what was modified; returns 1 if anything was."""
     with Screen(settings.screen(stderr=True)) as screen:
         wrong = registry.verify(screen.progress("registry"), model)
     if as_json:
@@ -178,7 +180,7 @@ def newest(cluster: Cluster, home: Path, subject: str | None, last: int) -> tupl
 
 
 def show_history(found: Collection[events.Event], as_json: bool) -> None:
-    """A line for each event."""
+    """One line for each event."""
     if as_json:
         _print(tuple(found))
         return
@@ -189,7 +191,7 @@ def show_history(found: Collection[events.Event], as_json: bool) -> None:
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes with a unit."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} B"
 
 

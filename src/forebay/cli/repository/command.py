@@ -9,16 +9,16 @@ import typer
 from forebay.cli import settings
 from forebay.cli.repository import options as given
 from forebay.cli.repository.fields import with_fields
-from forebay.cli.repository.grpc import GrpcWish
-from forebay.cli.repository.triton import TritonWish, check, idle_options, log_changes
+from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.triton import TritonOptions, check, idle_options, log_changes
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
-    from forebay.cli.repository import wish as all_of
+    from forebay.cli.repository import plan as planning
     from forebay.core.model import Task
 
 
-@with_fields(grpc=GrpcWish, triton=TritonWish)
+@with_fields(grpc=GrpcOptions, triton=TritonOptions)
 def serve(
     model_source: given.Source = None,
     *,
@@ -63,15 +63,15 @@ def serve(
     host_policy: given.HostPolicies = None,
     trace_config: given.Trace = None,
     metrics_config: given.MetricsConfig = None,
-    grpc: GrpcWish,
-    triton: TritonWish,
+    grpc: GrpcOptions,
+    triton: TritonOptions,
 ) -> None:
     """Serve one model, as in `forebay serve ./model.gguf`, or a model repository with `--repository DIR`."""
     if _is_one(model_source, repository):
         _serve_one((model_source, name, _task(task), engine, replicas, port), set_ or [])
-    from forebay.cli.repository.wish import Wish
+    from forebay.cli.repository.plan import ServerOptions
 
-    wish = Wish(
+    server = ServerOptions(
         repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
         strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
         metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_max_json_output_size,
@@ -79,18 +79,18 @@ def serve(
         exit_timeout_secs, model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin,
         cache_config, rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc, triton,
     )  # fmt: skip
-    _serve_all(wish)
+    _serve_all(server)
 
 
-def _serve_all(wish: "all_of.Wish") -> NoReturn:
+def _serve_all(server: "planning.ServerOptions") -> NoReturn:
+    from forebay.cli.repository.plan import plan_of
     from forebay.cli.repository.run import run_server
-    from forebay.cli.repository.wish import plan_of
     from forebay.modelserver.telemetry.logs import LogSettings
 
-    check(wish.triton)
-    log = LogSettings(file=wish.triton.log_file, verbose=wish.triton.log_verbose)
-    log.change(log_changes(wish.triton))
-    raise typer.Exit(run_server(plan_of(wish), log, settings.screen(), idle_options(wish.triton)))
+    check(server.triton)
+    log = LogSettings(file=server.triton.log_file, verbose=server.triton.log_verbose)
+    log.change(log_changes(server.triton))
+    raise typer.Exit(run_server(plan_of(server), log, settings.screen(), idle_options(server.triton)))
 
 
 def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:
@@ -110,7 +110,9 @@ def _task(name: str | None) -> "Task | None":
 def _serve_one(
     what: "tuple[str, str | None, Task | None, str | None, int, int | None]", assignments: list[str]
 ) -> NoReturn:
-    from forebay.cli.serve import Wish, cluster_of
+    from forebay.cli.serve import ModelOptions, cluster_of
     from forebay.cli.up import run_up
 
-    raise typer.Exit(run_up(cluster_of(Wish(*what), assignments, os.environ), settings.home(), settings.screen()))
+    raise typer.Exit(
+        run_up(cluster_of(ModelOptions(*what), assignments, os.environ), settings.home(), settings.screen())
+    )

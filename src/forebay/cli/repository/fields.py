@@ -1,4 +1,4 @@
-"""Commands some of whose options come to them as one value."""
+"""Groups command options into dataclasses."""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +11,8 @@ R = TypeVar("R")
 
 
 def with_fields(**groups: type[Any]) -> Callable[[Callable[P, R]], Callable[..., R]]:
-    """Of a command whose parameters of these names are dataclasses: one that has their fields as options."""
+    """Decorate a command: parameters with these names, which are dataclasses, are replaced by options for their
+    fields."""
 
     def expand(command: Callable[P, R]) -> Callable[..., R]:
         own = {name: _parameters(group) for name, group in groups.items()}

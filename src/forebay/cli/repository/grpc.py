@@ -1,4 +1,4 @@
-"""The options of `forebay serve` that are about gRPC; with the names, units and defaults that tritonserver has."""
+"""The gRPC options of `forebay serve`; names, units and defaults are those of tritonserver."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -19,8 +19,8 @@ def _file(help: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcWish:
-    """The options as given; each field is one of that name."""
+class GrpcOptions:
+    """The options as given; each field has the name of its option."""
 
     grpc_infer_response_compression_level: Annotated[
         Literal["none", "low", "medium", "high"],

@@ -1,4 +1,4 @@
-"""The options of `forebay serve`. Those of a model repository have the names and defaults that tritonserver has."""
+"""The options of `forebay serve`. Those of a model repository have tritonserver's names and defaults."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal

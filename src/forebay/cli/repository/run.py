@@ -1,4 +1,4 @@
-"""Running a model server in the foreground."""
+"""Runs a model server in the foreground."""
 
 import asyncio
 import signal
@@ -21,9 +21,9 @@ from forebay.obs import log as logging
 
 
 def run_server(plan: Plan, settings: LogSettings, console: Console, idle: Sequence[str] = ()) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit code. Raises `UserError` for what the user can mend.
+    """Run until Ctrl-C or SIGTERM; returns the exit code. Raises `UserError` for errors that the user can fix.
 
-    `idle`: options that were given and have no effect.
+    `idle`: options that were given but have no effect.
     """
     path = str(settings.document()["log_file"])
     screen = Screen(console, plan)
@@ -34,10 +34,10 @@ def run_server(plan: Plan, settings: LogSettings, console: Console, idle: Sequen
             raise UserError(f"--log-file {path}: {error.strerror}") from error
         log = logging.configure(stream)
         if stream is None and sys.stderr.isatty():
-            _speak_plainly()
+            _log_readably()
         settings.install()
         if idle:
-            log.warning("options of tritonserver that have no effect here", options=list(idle))
+            log.warning("tritonserver options without effect", options=list(idle))
         screen.start()
         collect_seldom()
         take_turns()
@@ -48,7 +48,7 @@ def run_server(plan: Plan, settings: LogSettings, console: Console, idle: Sequen
         except asyncio.CancelledError:
             return INTERRUPTED
         finally:
-            screen.still()
+            screen.stop_status()
     screen.stopped()
     return 0
 
@@ -59,7 +59,7 @@ async def _until_stopped(
     stop, loop, me = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
     assert me is not None
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             me.cancel()
         else:
@@ -67,13 +67,13 @@ async def _until_stopped(
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # who closes the terminal does not mean the server
+        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # closing the terminal must not stop the server
     await serve(plan, settings, log, stop, Watcher(screen.loading, screen.ready))
 
 
-def _speak_plainly() -> None:
-    """Lines for people instead of JSON."""
+def _log_readably() -> None:
+    """Log lines for people instead of JSON."""
     processors = [
         each
         for each in structlog.get_config()["processors"]

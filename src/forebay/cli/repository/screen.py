@@ -1,4 +1,4 @@
-"""What `forebay serve --repository` shows: how loading goes, then where to ask and what to try first."""
+"""Output of `forebay serve --repository`: loading progress, then addresses and an example request."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ SHOWN_MODELS_MAX: Final = 40
 SHOWN_LOADING_MAX: Final = 4
 EXAMPLE_ELEMENTS_MAX: Final = 16
 _ZEROS: Final = {Datatype.BOOL: False, Datatype.BYTES: "hello", Datatype.FP32: 0.5, Datatype.FP64: 0.5}
-"""Values of an example that are not integers. Types that JSON cannot carry are not exampled."""
+"""Example values that are not integers. Types without a JSON form get no example."""
 _NOT_JSON: Final = (Datatype.FP16, Datatype.BF16)
 _STYLES: Final = {"READY": "green", "UNAVAILABLE": "red"}
 
 
 class Screen:
-    """Prints for people."""
+    """Prints for the user."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
@@ -31,7 +31,7 @@ class Screen:
         self._status: Status | None = None
 
     def start(self) -> None:
-        """Say what is going to be served."""
+        """Print what will be served."""
         folders = ", ".join(str(folder) for folder in self._plan.models.repositories)
         self._console.print(
             f"[bold]forebay {self._plan.front.version}[/]: model repository {escape(folders)}", soft_wrap=True
@@ -40,14 +40,14 @@ class Screen:
             self._status = self._console.status("loading")
             self._status.start()
 
-    def still(self) -> None:
-        """End what moves; lines go on."""
+    def stop_status(self) -> None:
+        """Stop the spinner; lines are still printed."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def loading(self, models: Sequence[IndexEntry]) -> None:
-        """Show how far the start is."""
+        """Show loading progress."""
         if self._status is None:
             return
         loading = [each.name for each in models if each.state == "LOADING"]
@@ -57,8 +57,8 @@ class Screen:
         self._status.update(f"{done} of {len({each.name for each in models})} ready; loading {names}{rest}")
 
     def ready(self, ready: Ready) -> None:
-        """Show what is served, and where."""
-        self.still()
+        """Print what is served, and where."""
+        self.stop_status()
         show = self._console.print
         if ready.index:
             show(_models(ready.index))
@@ -72,25 +72,23 @@ class Screen:
             if where:
                 show(f"  {name:<8} {where}", soft_wrap=True)
         if self._plan.doors.host in ("127.0.0.1", "localhost", "::1"):
-            show(
-                "           reachable from this machine only; `--host 0.0.0.0` opens it to everybody who can reach it"
-            )
+            show("           reachable from this machine only; `--host 0.0.0.0` makes it reachable from the network")
         if ready.http:
             self._console.print(f"\n{_example(ready)}\n", soft_wrap=True, markup=False)
-        show("[dim]Ctrl-C finishes what runs, and stops.[/]")
+        show("[dim]Ctrl-C finishes running requests, and stops.[/]")
 
     def stopping(self, seconds: float) -> None:
-        """Say what happens now."""
-        self.still()
-        self._console.print(f"stopping: what runs gets up to {seconds:g} s; Ctrl-C once more cuts it off")
+        """Print that the server is stopping."""
+        self.stop_status()
+        self._console.print(f"stopping: running requests get up to {seconds:g} s; Ctrl-C again stops at once")
 
     def stopped(self) -> None:
-        """Say that it is over."""
+        """Print that the server has stopped."""
         self._console.print("stopped; no process is left")
 
 
 def example_request(config: ModelConfig) -> dict[str, object] | None:
-    """A small request for a model; None if it cannot be written in a line."""
+    """A small example request for a model; None if it does not fit on a line."""
     inputs = []
     for spec in config.inputs:
         if spec.optional:
@@ -121,7 +119,7 @@ def _models(index: Sequence[IndexEntry]) -> Table:
 
 
 def _example(ready: Ready) -> str:
-    """A request to copy into a shell."""
+    """An example request for the shell."""
     for config in ready.configs:
         request = None if config.decoupled or config.sequences else example_request(config)
         if request is not None:

@@ -1,4 +1,4 @@
-"""Options of tritonserver about logs, and those that are others here or have no effect: its command lines work."""
+"""tritonserver's options about logs, and those that differ here or have no effect, so that its command lines work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ def _of(panel: str, *names: str, help: str, **more: Any) -> Any:
 
 
 _IDLE: Final = typer.Option(hidden=True)
-"""Without effect."""
+"""Accepted without effect."""
 Number = Annotated[int | None, _IDLE]
 Text = Annotated[str | None, _IDLE]
 Texts = Annotated[list[str] | None, _IDLE]
@@ -26,8 +26,8 @@ OnOff = Annotated[Switch | None, _IDLE]
 
 
 @dataclass(frozen=True, slots=True)
-class TritonWish:
-    """The options as given; each field is one of that name. Those that default to None have no effect."""
+class TritonOptions:
+    """The options as given; each field has the name of its option. Those that default to None have no effect."""
 
     server_id: Annotated[str, _of(_HOW, "--id", help="Server name in its metadata.")] = "forebay"
     response_cache_byte_size: Annotated[
@@ -66,31 +66,31 @@ class TritonWish:
 _REFUSED: Final = ("http_restricted_api", "grpc_restricted_protocol")
 
 
-def idle_options(wish: TritonWish) -> Sequence[str]:
-    """Those that were given, but have no effect."""
-    names = [each.name for each in fields(wish) if each.default is None and each.name not in _REFUSED]
-    return [_option(name) for name in names if getattr(wish, name) not in (None, [])]
+def idle_options(given: TritonOptions) -> Sequence[str]:
+    """Options that were given but have no effect."""
+    names = [each.name for each in fields(given) if each.default is None and each.name not in _REFUSED]
+    return [_option(name) for name in names if getattr(given, name) not in (None, [])]
 
 
-def check(wish: TritonWish) -> None:
-    """Refuse what must not be overlooked. Raises `UserError`."""
+def check(given: TritonOptions) -> None:
+    """Reject options that must not be ignored silently. Raises `UserError`."""
     for name in _REFUSED:
-        if getattr(wish, name):
+        if getattr(given, name):
             raise UserError(
                 f"{_option(name)}: restricting single APIs is not supported. Use a gateway with API keys "
-                "(`forebay up`, `forebay keys`), or listen on --host 127.0.0.1 behind a proxy that decides; "
+                "(`forebay up`, `forebay keys`), or listen on --host 127.0.0.1 behind a proxy that restricts them; "
                 "models are loaded and unloaded by request only with --model-control-mode explicit.",
                 WRONG_USAGE,
             )
-    if wish.model_namespacing == "true":
-        text = "--model-namespacing: models of one name in two repositories cannot be told apart here. Rename one."
+    if given.model_namespacing == "true":
+        text = "--model-namespacing: models with the same name in two repositories are not supported. Rename one."
         raise UserError(text, WRONG_USAGE)
 
 
-def log_changes(wish: TritonWish) -> dict[str, Any]:
-    """What is logged, as the protocol would change it."""
-    switches = {name: getattr(wish, name) == "true" for name in ("log_info", "log_warning", "log_error")}
-    return {**switches, "log_format": wish.log_format}
+def log_changes(given: TritonOptions) -> dict[str, Any]:
+    """The log settings, as the protocol would change them."""
+    switches = {name: getattr(given, name) == "true" for name in ("log_info", "log_warning", "log_error")}
+    return {**switches, "log_format": given.log_format}
 
 
 def _option(name: str) -> str:

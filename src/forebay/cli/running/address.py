@@ -1,4 +1,4 @@
-"""Where the admin API of the cluster that is meant answers: one rule, for all commands."""
+"""How commands find the admin API of a cluster: one rule for all of them."""
 
 import os
 from ipaddress import ip_address
@@ -29,11 +29,11 @@ directly, even while nothing runs. Given an address or a key they use the admin 
 `--url` or `--token-file`, and, unless `-f` (or `--folder`) is given too, with `{VARIABLE}` or
 `FOREBAY_ADMIN_TOKEN`.
 """
-"""For people."""
+"""Text for the documentation."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Content of the lock file of a cluster: who runs it, and where its admin API answers."""
+    """Content of a cluster's lock file: the process that runs it, and its admin API."""
 
     process: Identity
     since: float
@@ -41,17 +41,17 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Address(NamedTuple):
-    """A base URL without a slash at the end, and who says so, as messages put it."""
+    """A base URL without a trailing slash, and where it comes from, for messages."""
 
     url: str
     origin: str
 
 
 def admin_address(url: str | None, file: Path | None) -> Address:
-    """What `--url` says; else FOREBAY_ADMIN_URL; else the cluster of a file, of `-f` or ./forebay.yaml: where it was
-    started, or, if it does not run here, where it would be; else the one that runs here; else the default.
+    """`--url`; else FOREBAY_ADMIN_URL; else the cluster of a file, from `-f` or ./forebay.yaml: where it runs here,
+    else the address in the file; else the only cluster running here; else the default.
 
-    Raises `UserError` if a file that was named is wrong, or several run here.
+    Raises `UserError` if a file given by the user is invalid, or several clusters run here.
     """
     said = url or os.environ.get(VARIABLE)
     if said:
@@ -62,10 +62,8 @@ def admin_address(url: str | None, file: Path | None) -> Address:
         return Address(there.get(cluster.name) or admin_url(cluster), source.name)
     if len(there) > 1:
         listed = [f"  {name}: --url {each}" for name, each in there.items()]
-        raise UserError(
-            "\n".join(["Several clusters run here. Say which one is meant:", *listed]), settings.WRONG_USAGE
-        )
-    wrong = "" if source.is_demo else f", as {source.name} is wrong: `forebay config check`"
+        raise UserError("\n".join(["Several clusters run here. Choose one:", *listed]), settings.WRONG_USAGE)
+    wrong = "" if source.is_demo else f", as {source.name} is invalid: `forebay config check`"
     return next(
         (Address(each, name) for name, each in there.items()), Address(settings.ADMIN_URL, f"the default{wrong}")
     )
@@ -85,7 +83,7 @@ def running(home: Path) -> dict[str, str]:
 
 
 def admin_url(cluster: Cluster) -> str:
-    """Where the admin API of a cluster answers on its own machine."""
+    """The admin API's URL on the cluster's own machine."""
     host, port = cluster.admin.host, cluster.admin.port
     try:
         address = ip_address(host)
@@ -97,11 +95,11 @@ def admin_url(cluster: Cluster) -> str:
 
 
 def _cluster(source: settings.FileText, *, tolerant: bool) -> Cluster | None:
-    """None: there is no file. What is wrong with one that nobody has named keeps nobody from looking at what runs."""
+    """None: there is no file. An invalid default file must not prevent inspecting what runs."""
     if source.is_demo:
         return None
     try:
-        return settings.load_cluster(source, [], os.environ, otherwise="nobody was asked")
+        return settings.load_cluster(source, [], os.environ, otherwise="no request was sent")
     except UserError:
         if tolerant:
             return None

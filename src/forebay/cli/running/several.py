@@ -1,7 +1,8 @@
-"""`forebay up` as one of several controls of a cluster: it waits for its turn, leads, and waits again when deposed.
+"""`forebay up` as one of several controllers of a cluster: it waits as a follower, leads, and follows again when
+deposed.
 
-A control is made anew for every term, from what it then finds: what runs, what is stored, what the cluster file says.
-Whoever stops a control that leads means that control while another one waits, and the cluster if none does.
+Each term builds a new control plane from what then runs, what is stored, and the cluster file. Stopping the leading
+controller stops just that one while another one waits, and the cluster if none does.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from enum import Enum, auto
 from typing import Any, Final, Protocol, TypeVar
 
 from forebay.cli.build import Parts
-from forebay.cli.running.telling import has_terminal, reload_on, show
+from forebay.cli.running.startup import has_terminal, reload_on, show
 from forebay.cli.settings import UserError
 from forebay.cli.view.screen import Screen
 from forebay.control.changes import changes, needs_restart
@@ -31,30 +32,30 @@ from forebay.store.leadership import Leadership
 T = TypeVar("T")
 Artifacts = Mapping[str, Artifact]
 AGAIN_S: Final = 0.5
-"""Pause before what is deployed is asked for once more, if the store did not tell."""
+"""Pause before retrying to read what is deployed, if the store was unavailable."""
 RESIGN_S: Final = 5.0
-"""A store that is not told of the end of a term within this time finds out by the end of the lease."""
+"""How long to try to tell the store that the term ends; otherwise it notices when the lease expires."""
 
 
 class Make(Protocol):
     """Wires a control plane."""
 
     def __call__(self, cluster: Cluster, artifacts: Artifacts, *, leading: Leading | None = None) -> Parts:
-        """The parts, not started."""
+        """The components, not started."""
 
 
 class End(Enum):
     """How a term ended."""
 
     STOPPED = auto()
-    """With the cluster."""
+    """Together with the cluster."""
     LEFT = auto()
-    """This control leaves, and the cluster runs on."""
+    """This controller leaves, and the cluster keeps running."""
     DEPOSED = auto()
 
 
 class Several:
-    """One control. `read` and `prepare` are for the cluster file as it is when its turn comes."""
+    """One controller. `read` and `prepare` load the cluster file as it is when its term begins."""
 
     def __init__(
         self,
@@ -87,13 +88,13 @@ class Several:
         self._term: Term | None = None
         self._parts: Parts | None = None
         self._asked = asyncio.Event()
-        """Somebody wants this control to end."""
+        """A signal has asked this controller to end."""
         self._leave = asyncio.Event()
-        """It does, and the cluster runs on."""
+        """It ends, and the cluster keeps running."""
         self._hung_up = asyncio.Event()
 
     async def run(self) -> bool:
-        """Wait and lead until this control is to end; whether the cluster was stopped with it."""
+        """Follow and lead until this controller is to end; whether the cluster was stopped with it."""
         terminal = has_terminal()
 
         def hang_up() -> None:
@@ -130,7 +131,7 @@ class Several:
         return stopped
 
     def _stop(self) -> None:
-        self._screen.still()
+        self._screen.stop_bars()
         term, parts = self._term, self._parts
         if term is None or parts is None:
             self._leave.set()
@@ -143,7 +144,7 @@ class Several:
             self._leave.set()
 
     async def _end(self, parts: Parts, term: Term) -> None:
-        """When asked to, leave the cluster to others, or stop it if there are none just now."""
+        """When asked to end, leave the cluster to a follower, or stop it if there is none."""
         await self._asked.wait()
         await term.renew(self._in_thread)
         why_not = term.why_not()
@@ -160,14 +161,14 @@ class Several:
         self._leave.set()
 
     async def _wait(self) -> Term | None:
-        """Wait until this control leads; None: it is to leave."""
+        """Wait until this controller leads; None: it is to leave."""
         self._parts = None
         parts = self._make(self._cluster, self._artifacts, leading=self._candidate)
         async with self._served(parts):
             return await self._first(self._candidate.elected(self._in_thread))
 
     async def _lead(self, term: Term) -> End:
-        """Lead until this control is to leave, the cluster is stopped, or the control is deposed."""
+        """Lead until this controller is to leave, the cluster is stopped, or it is deposed."""
         self._screen.line(f"this controller is the leader now (epoch {term.epoch})")
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(term.keep(self._in_thread))
@@ -201,7 +202,7 @@ class Several:
             reloading.cancel()
 
     async def _catch_up(self) -> None:
-        """Know the cluster file as it is now: who led before may have taken changes of it over."""
+        """Load the current cluster file: the previous leader may have applied changes to it."""
         if self._read is None:
             return
         try:
@@ -217,7 +218,7 @@ class Several:
             self._note("not_reloaded", f"{error}\nThe previous settings stay in effect.")
 
     async def _first(self, work: Coroutine[Any, Any, T], *others: "asyncio.Task[None]") -> T | None:
-        """Work until it is done, or one of the others, or this control is to leave; None: it was not done."""
+        """Run `work` until it or one of the others is done, or this controller is to leave; None: unfinished."""
         async with asyncio.TaskGroup() as tasks:
             working, leaving = tasks.create_task(work), tasks.create_task(self._left())
             await asyncio.wait({working, leaving, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -231,7 +232,7 @@ class Several:
 
     @asynccontextmanager
     async def _served(self, parts: Parts) -> AsyncIterator[None]:
-        """The admin API of these parts, which are closed in the end. Who connects in between waits."""
+        """Serve the admin API of these components, and close them at the end. Connections made in between wait."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.server.run_on(self._listener.dup()))
@@ -246,7 +247,7 @@ class Several:
         return self._store
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """In a thread of its own: whatever else waits for the store, the lease does not wait for that."""
+        """Run in a dedicated thread: other store operations must not delay the lease."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _note(self, kind: str, why: str) -> None:

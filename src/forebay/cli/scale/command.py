@@ -1,4 +1,4 @@
-"""The commands on scaling; what they run is imported when they run."""
+"""The commands on scaling; their implementation is imported when they run."""
 
 from typing import Annotated
 
@@ -65,8 +65,8 @@ def fix(
     from forebay.cli.deploy.client import Admin
     from forebay.cli.scale import work
 
-    wish = {"replicas": replicas, "min": least, "max": most}
-    raise typer.Exit(work.change(Admin(url, token_file, file), model, wish, why, as_json=as_json))
+    override = {"replicas": replicas, "min": least, "max": most}
+    raise typer.Exit(work.change(Admin(url, token_file, file), model, override, why, as_json=as_json))
 
 
 @scale.command()

@@ -1,4 +1,4 @@
-"""Scaling for people: a line for each model, or all that led to the replicas of one."""
+"""Formats scaling: a line per model, or everything that led to one model's number of replicas."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,7 +19,7 @@ RIGHT = ("replicas", "wanted", "starts in")
 
 
 def overview(models: Iterable[ScalingDocument], limits: Sequence[LimitUse] = ()) -> RenderableType:
-    """A line for each model, and one for what they may have together."""
+    """A line per model, and one for the limits that they share."""
     shown = table("model", "mode", "replicas", "wanted", "bounds", "starts in", "why", right=RIGHT, wide="why")
     for it in models:
         shown.add_row(
@@ -42,7 +42,7 @@ def _is_reached(limit: LimitUse) -> bool:
 
 
 def explained(it: ScalingDocument, last: int, *, everything: bool) -> RenderableType:
-    """Why a model has as many replicas as it has."""
+    """Why a model has the replicas that it has."""
     return Group(*_parts(it, last, everything))
 
 
@@ -66,7 +66,7 @@ def _parts(it: ScalingDocument, last: int, everything: bool) -> Iterator[Rendera
 
 
 def _facts(it: ScalingDocument) -> Table:
-    """Bounds, what people have set, and every figure that led to the last decision."""
+    """Bounds, overrides, and all figures of the last decision."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("bounds", _bounds(it))
     facts.add_row("cold start", f"{span(it.cold_start_s)}" if it.cold_start_s is not None else "not measured yet")

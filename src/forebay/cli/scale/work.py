@@ -1,4 +1,4 @@
-"""What the commands on scaling do: one request each."""
+"""Implementation of the commands on scaling: one request each."""
 
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -30,7 +30,7 @@ def status(admin: Admin, model: str | None, *, as_json: bool) -> int:
 
 
 def explain(admin: Admin, model: str, last: int, *, everything: bool, as_json: bool) -> int:
-    """Everything about a model."""
+    """All details of one model."""
     found = admin.get(_path(model), ScalingDocument)
     if as_json:
         print_json(found)
@@ -39,19 +39,19 @@ def explain(admin: Admin, model: str, last: int, *, everything: bool, as_json: b
     return 0
 
 
-def change(admin: Admin, model: str, wish: Mapping[str, int | None] | None, why: str, *, as_json: bool) -> int:
-    """What people say from now on; None: nothing."""
-    said = {name: value for name, value in (wish or {}).items() if value is not None}
-    if wish is not None and not said:
+def change(admin: Admin, model: str, override: Mapping[str, int | None] | None, why: str, *, as_json: bool) -> int:
+    """Set overrides; None: remove them."""
+    given = {name: value for name, value in (override or {}).items() if value is not None}
+    if override is not None and not given:
         raise UserError("Give a number of replicas, --min or --max; `forebay scale auto MODEL` removes overrides.")
-    done = admin.send("PUT", _path(model), ScalingDocument, {**said, "why": why})
+    done = admin.send("PUT", _path(model), ScalingDocument, {**given, "why": why})
     if as_json:
         print_json(done)
         return 0
     screen = settings.screen()
     screen.print(view.overview((done,)))
     if done.trouble:
-        screen.print(Text(f"It is done, and not stored yet: {done.trouble}", "yellow"), soft_wrap=True)
+        screen.print(Text(f"Applied, but not stored yet: {done.trouble}", "yellow"), soft_wrap=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`forebay simulate --calibration`: how far the engine model is from what was measured, and what is not known."""
+"""`forebay simulate --calibration`: the errors of the engine model against measurements, and its caveats."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ LEFT = COLUMNS[:2]
 
 
 def calibration(as_json: bool) -> int:
-    """Print it; the exit code."""
+    """Print the errors; returns the exit code."""
     with screen(stderr=True).status("simulating what was measured"):
         found = errors()
     known = [row.name for row in rows()]
@@ -30,7 +30,7 @@ def calibration(as_json: bool) -> int:
 
 
 def view(found: Sequence[Errors], known: Sequence[str]) -> RenderableType:
-    """The errors, what they do not say, and the hardware there is."""
+    """The errors, the caveats, and the known hardware."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name not in LEFT)

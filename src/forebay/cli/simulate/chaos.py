@@ -1,4 +1,4 @@
-"""`forebay simulate --depth full`: clusters under faults, one for each seed, and what has gone wrong."""
+"""`forebay simulate --depth full`: simulates clusters under faults, one per seed, and reports violations."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError, screen
-from forebay.cli.simulate.plan import SEED_MAX, Wish
+from forebay.cli.simulate.plan import SEED_MAX, SimulationOptions
 from forebay.sim.full.chaos import Verdict
 from forebay.sim.full.chaos import chaos as simulated
 
@@ -14,20 +14,20 @@ BROKEN = 1
 SEEDS_MAX = 1_000_000
 
 
-def chaos_seeds(wish: Wish) -> range:
-    """The seeds that are wished. Raises `UserError`."""
+def chaos_seeds(options: SimulationOptions) -> range:
+    """The seeds to run. Raises `UserError`."""
     problems = []
-    if not 0 <= wish.seed <= SEED_MAX:
-        problems.append(f"--seed: found {wish.seed}; allowed: 0 to {SEED_MAX}")
-    if not 1 <= wish.seeds <= SEEDS_MAX:
-        problems.append(f"--seeds: found {wish.seeds}; allowed: 1 to {SEEDS_MAX}")
+    if not 0 <= options.seed <= SEED_MAX:
+        problems.append(f"--seed: found {options.seed}; allowed: 0 to {SEED_MAX}")
+    if not 1 <= options.seeds <= SEEDS_MAX:
+        problems.append(f"--seeds: found {options.seeds}; allowed: 1 to {SEEDS_MAX}")
     if problems:
         raise UserError("\n".join(problems), WRONG_USAGE)
-    return range(wish.seed, wish.seed + wish.seeds)
+    return range(options.seed, options.seed + options.seeds)
 
 
 def chaos(seeds: Sequence[int], *, as_json: bool) -> int:
-    """Run every seed. Of several only those are shown that break a rule. Returns the exit code."""
+    """Run every seed. Of several, only violations are shown. Returns the exit code."""
     results, notes_to = screen(), screen(stderr=True)
     broken: list[Verdict] = []
     done = 0
@@ -47,13 +47,13 @@ def chaos(seeds: Sequence[int], *, as_json: bool) -> int:
         notes_to.print(f"stopped after {done} of {len(seeds)} seeds")
         return INTERRUPTED
     if as_json:
-        told = {
+        document = {
             "seeds": len(seeds),
             "broken": [
                 {"seed": each.seed, "violations": each.violations, "command": each.command} for each in broken
             ],
         }
-        results.out(msgspec.json.encode(told).decode(), highlight=False)
+        results.out(msgspec.json.encode(document).decode(), highlight=False)
     elif len(seeds) > 1:
-        results.print(f"{len(seeds)} seeds, {len(broken)} of them broke a rule", highlight=False)
+        results.print(f"{len(seeds)} seeds, {len(broken)} with violations", highlight=False)
     return BROKEN if broken else 0

@@ -1,4 +1,4 @@
-"""The options of `forebay simulate`; what it runs is imported when it runs."""
+"""The options of `forebay simulate`; its implementation is imported when it runs."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ class Depth(StrEnum):
     """What is simulated."""
 
     POLICY = "policy"
-    """Gateways in front of modelled engines, at what a trace asks."""
+    """Gateways in front of modelled engines, under the load of a trace."""
     FULL = "full"
     """Control, gateways, workers, every byte between them, and faults."""
 
@@ -86,10 +86,10 @@ def simulate(
     """Replay a trace against a described cluster: the real routing, admission and scaling, on modelled engines."""
     from forebay.cli.simulate.calibration import calibration as show_calibration
     from forebay.cli.simulate.chaos import chaos, chaos_seeds
-    from forebay.cli.simulate.plan import Wish, alone
+    from forebay.cli.simulate.plan import SimulationOptions, check_alone
     from forebay.cli.simulate.run import run
 
-    wish = Wish(
+    options = SimulationOptions(
         file=file,
         trace=trace or "",
         model=model,
@@ -107,9 +107,9 @@ def simulate(
         jobs=jobs,
     )
     if calibration:
-        alone("--calibration", wish, report, takes=())
+        check_alone("--calibration", options, report, takes=())
         raise typer.Exit(show_calibration(as_json))
     if depth is Depth.FULL:
-        alone("--depth full", wish, report, takes=("--seed", "--seeds"))
-        raise typer.Exit(chaos(chaos_seeds(wish), as_json=as_json))
-    raise typer.Exit(run(wish, report, as_json))
+        check_alone("--depth full", options, report, takes=("--seed", "--seeds"))
+        raise typer.Exit(chaos(chaos_seeds(options), as_json=as_json))
+    raise typer.Exit(run(options, report, as_json))

@@ -1,4 +1,4 @@
-"""The charts of a report as a picture. Needs matplotlib (extra `plot`)."""
+"""The charts of a report as an image. Needs matplotlib (extra `plot`)."""
 
 from pathlib import Path
 
@@ -24,11 +24,11 @@ OF_FLEETS = (
     "turns",
     "gpu_hours",
 )
-"""The same where fleets are compared."""
+"""The same for comparisons of fleets."""
 
 
 def save(path: Path, report: Report) -> None:
-    """Write a picture (the format follows the suffix): what was simulated, some figures, and the charts."""
+    """Write an image (the suffix decides the format): what was simulated, some figures, and the charts."""
     figure = Figure(figsize=(13, 11), layout="constrained")
     figure.suptitle(words(report), x=0.01, ha="left", fontsize=9, family="monospace")
     for axes, chart in zip(figure.subplots(2, 2).flat, charts(report), strict=True):
@@ -37,8 +37,8 @@ def save(path: Path, report: Report) -> None:
 
 
 def words(report: Report) -> str:
-    """What was simulated and some figures, in letters of one width."""
-    told = facts(report.scope, report.cluster)
+    """What was simulated and some figures, for a monospaced font."""
+    named = facts(report.scope, report.cluster)
     names, head = (OF_FLEETS, "fleet") if report.scope.fleets else (SHOWN, "policy")
     lines = [[title(report.scope.scales[0], report.scope) or head, *(FIGURES[name].label for name in names)]]
     for row in report.rows:
@@ -46,7 +46,7 @@ def words(report: Report) -> str:
             lines.append([row.name, *(shown(row.figures[name].mean, FIGURES[name].unit) for name in names)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
-    return "\n".join([*(f"{name:<10} {text}" for name, text in told), "", *table, ""])
+    return "\n".join([*(f"{name:<10} {text}" for name, text in named), "", *table, ""])
 
 
 def _draw(axes: Axes, chart: Chart) -> None:

@@ -1,4 +1,4 @@
-"""From options to a plan: what is replayed how often against what, or everything that is wrong with them."""
+"""Turns options into a plan of replays, or reports all problems with them."""
 
 import difflib
 import math
@@ -28,7 +28,7 @@ from forebay.wire import clusterfile
 POLICIES: Final = tuple(dict.fromkeys((*(policy.value for policy in Policy), *RIVALS)))
 DEFAULT_POLICIES: Final = ("cpr", "least_requests", "round_robin")
 DEFAULT_OF_FLEETS: Final = ("cpr",)
-"""Where fleets are compared."""
+"""For comparisons of fleets."""
 SEEDS_MAX: Final = 1000
 SCALES_MAX: Final = 20
 SPEED_MAX: Final = 1000.0
@@ -48,7 +48,7 @@ OPTIONS: Final = {
     "--until": "until_s",
     "--scale": "scales",
 }
-"""Those with one value that changes figures → their fields of a `Wish`."""
+"""Options with a single value that affect figures → fields of `SimulationOptions`."""
 MORE_OPTIONS: Final = {
     "FILE": "file",
     "--trace": "trace",
@@ -57,16 +57,16 @@ MORE_OPTIONS: Final = {
     "--set": "assignments",
     "--jobs": "jobs",
 }
-"""The others."""
+"""The other options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command line asks for."""
+class SimulationOptions:
+    """The options of the command line."""
 
     file: Path | None = None
     trace: str = ""
-    """Empty: the first `DEFAULT_REQUESTS` of `DEFAULT_TRACE`, or what part of it is wished."""
+    """Empty: the first `DEFAULT_REQUESTS` of `DEFAULT_TRACE`, or the part of it that other options select."""
     model: str = ""
     speed: float = 1.0
     policies: tuple[str, ...] = ()
@@ -89,26 +89,26 @@ class Run(NamedTuple):
     scale: float
     policy: str
     fleet: str = ""
-    """Who sizes it; empty: nobody."""
+    """The autoscaling policy; empty: none."""
 
     @property
     def name(self) -> str:
-        """As in tables."""
+        """The name in tables."""
         return label(self.policy, self.fleet)
 
 
 class Plan(NamedTuple):
-    """Everything that is to be done."""
+    """A validated simulation."""
 
-    wish: Wish
-    """With a trace and policies."""
+    options: SimulationOptions
+    """With trace and policies filled in."""
     cluster: SimCluster
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     scales: tuple[float, ...]
     jobs: int
     fleets: tuple[str, ...] = ()
-    """Who sizes them; empty: they stay as they are."""
+    """The autoscaling policies; empty: the number of replicas is fixed."""
 
     @property
     def runs(self) -> list[Run]:
@@ -123,118 +123,121 @@ class Plan(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the runs of one seed and scale."""
+        """The names of the runs of one seed and scale."""
         return tuple(label(policy, fleet) for policy in self.policies for fleet in self.fleets or ("",))
 
     def at_scale(self, scale: float) -> SimCluster:
-        """The cluster with steps that take `scale` times as long."""
+        """The cluster with step times multiplied by `scale`."""
         return self.cluster.model_copy(update={"speeds": tuple(speed / scale for speed in self.cluster.speeds)})
 
     def workload(self, seed: int) -> Workload:
-        """What is replayed with a seed. Raises `UserError`."""
-        wish = self.wish
+        """The workload for a seed. Raises `UserError`."""
+        options = self.options
         try:
-            found = workload(wish.trace, Random(seed), wish.model)  # noqa: S311 - chance that can be repeated
+            found = workload(options.trace, Random(seed), options.model)  # noqa: S311 - chance that can be repeated
         except BadTrace as error:
             raise UserError(f"--trace {error}") from error
-        if wish.from_s or wish.until_s is not None:
+        if options.from_s or options.until_s is not None:
             end_s = math.nextafter(found.arrivals[-1].at_s, math.inf)
-            found = between(found, wish.from_s, end_s if wish.until_s is None else wish.until_s)
-        if wish.requests is not None and wish.requests < len(found.arrivals):
-            found = first(found, wish.requests)
+            found = between(found, options.from_s, end_s if options.until_s is None else options.until_s)
+        if options.requests is not None and options.requests < len(found.arrivals):
+            found = first(found, options.requests)
         if not found.arrivals:
             raise UserError(f"{found.name}: this part of the trace has no requests.", WRONG_USAGE)
-        return found if wish.speed == 1 else faster(found, wish.speed)
+        return found if options.speed == 1 else faster(found, options.speed)
 
 
-def plan(wish: Wish) -> Plan:
-    """Check a wish. Raises `UserError` with all that is wrong with the options, or with the description."""
-    wish = filled(wish)
-    problems = list(_problems(wish))
-    scales = _scales(wish.scales)
+def plan(options: SimulationOptions) -> Plan:
+    """Validate the options. Raises `UserError` with all problems of the options, or of the description."""
+    options = with_defaults(options)
+    problems = list(_problems(options))
+    scales = _scales(options.scales)
     if scales is None:
-        problems.append(f"--scale: found {wish.scales!r}; allowed: up to {SCALES_MAX} numbers above 0, as 0.8,1,1.25")
+        allowed = f"up to {SCALES_MAX} numbers above 0, as 0.8,1,1.25"
+        problems.append(f"--scale: found {options.scales!r}; allowed: {allowed}")
     if problems or scales is None:
         raise UserError("\n".join(problems), WRONG_USAGE)
-    cluster, policies = _cluster(wish), tuple(dict.fromkeys(wish.policies))
-    fleets = tuple(dict.fromkeys(wish.fleets))
+    cluster, policies = _cluster(options), tuple(dict.fromkeys(options.policies))
+    fleets = tuple(dict.fromkeys(options.fleets))
     if not fleets and cluster.scale is not None:
         fleets = (cluster.scale.policy.value,)
     _check_rivals(policies, fleets)
-    seeds = tuple(range(wish.seed, wish.seed + wish.seeds))
-    return Plan(wish, cluster, policies, seeds, scales, wish.jobs or os.cpu_count() or 1, fleets)
+    seeds = tuple(range(options.seed, options.seed + options.seeds))
+    return Plan(options, cluster, policies, seeds, scales, options.jobs or os.cpu_count() or 1, fleets)
 
 
 def _check_rivals(policies: Sequence[str], fleets: Sequence[str]) -> None:
-    """Raise `UserError` if any policy would have to know replicas that come and go, and does not."""
+    """Raise `UserError` for policies that do not support a changing number of replicas, if it may change."""
     rivals = [policy for policy in policies if policy in RIVALS]
     if rivals and any(sizers.read(fleet).name not in (sizers.STATIC, sizers.PEAK) for fleet in fleets):
-        text = f"--policy: {', '.join(rivals)} cannot be simulated with replicas that come and go; use --fleet static"
-        raise UserError(text, WRONG_USAGE)
+        why = "cannot be simulated with a changing number of replicas; use --fleet static"
+        raise UserError(f"--policy: {', '.join(rivals)} {why}", WRONG_USAGE)
 
 
-def filled(wish: Wish) -> Wish:
-    """With a trace and policies, where none are wished."""
-    is_part = bool(wish.requests is not None or wish.from_s or wish.until_s is not None)
-    wish = replace(wish, policies=wish.policies or (DEFAULT_OF_FLEETS if wish.fleets else DEFAULT_POLICIES))
-    if wish.trace:
-        return wish
-    is_whole = is_part or wish.fleets  # a quarter of an hour is too short for starts to count
-    return replace(wish, trace=DEFAULT_TRACE, requests=wish.requests if is_whole else DEFAULT_REQUESTS)
+def with_defaults(options: SimulationOptions) -> SimulationOptions:
+    """The options with default trace and policies filled in."""
+    is_part = bool(options.requests is not None or options.from_s or options.until_s is not None)
+    options = replace(
+        options, policies=options.policies or (DEFAULT_OF_FLEETS if options.fleets else DEFAULT_POLICIES)
+    )
+    if options.trace:
+        return options
+    is_whole = is_part or options.fleets  # a quarter of an hour is too short for cold starts to matter
+    return replace(options, trace=DEFAULT_TRACE, requests=options.requests if is_whole else DEFAULT_REQUESTS)
 
 
-def command(wish: Wish) -> str:
-    """The line for a shell that a filled wish comes from, without what changes no figure."""
-    words = ["forebay", "simulate", *([str(wish.file)] if wish.file else []), "--trace", wish.trace]
-    words += [word for policy in wish.policies for word in ("--policy", policy)]
-    words += [word for fleet in wish.fleets for word in ("--fleet", fleet)]
-    words += [word for option, value in wished(wish, OPTIONS).items() for word in (option, str(value))]
-    words += [word for assignment in wish.assignments for word in ("--set", assignment)]
+def command(options: SimulationOptions) -> str:
+    """The shell command for filled options, without those that affect no figures."""
+    words = ["forebay", "simulate", *([str(options.file)] if options.file else []), "--trace", options.trace]
+    words += [word for policy in options.policies for word in ("--policy", policy)]
+    words += [word for fleet in options.fleets for word in ("--fleet", fleet)]
+    words += [word for option, value in non_default(options, OPTIONS).items() for word in (option, str(value))]
+    words += [word for assignment in options.assignments for word in ("--set", assignment)]
     return shlex.join(words)
 
 
-def wished(wish: Wish, options: Mapping[str, str]) -> dict[str, object]:
-    """Of these options (→ fields) the ones that are not as by default, with their values."""
-    usual = Wish()
-    values = {option: getattr(wish, field) for option, field in options.items()}
-    return {option: value for option, value in values.items() if value != getattr(usual, options[option])}
+def non_default(options: SimulationOptions, fields: Mapping[str, str]) -> dict[str, object]:
+    """Which of the options in `fields` (option → field) differ from their defaults, with their values."""
+    usual = SimulationOptions()
+    values = {option: getattr(options, field) for option, field in fields.items()}
+    return {option: value for option, value in values.items() if value != getattr(usual, fields[option])}
 
 
-def alone(mode: str, wish: Wish, report: Path | None, *, takes: Collection[str]) -> None:
-    """Raise `UserError` if there is any other option than those that a mode takes."""
-    found = [*wished(wish, {**MORE_OPTIONS, **OPTIONS}), *(["--report"] if report else [])]
+def check_alone(mode: str, options: SimulationOptions, report: Path | None, *, takes: Collection[str]) -> None:
+    """Raise `UserError` if there are options that a mode does not take."""
+    found = [*non_default(options, {**MORE_OPTIONS, **OPTIONS}), *(["--report"] if report else [])]
     other = [option for option in found if option not in takes]
     if other:
         allowed = " and ".join((*takes, "--json"))
-        raise UserError(f"{mode}: found {', '.join(other)} beside it; allowed: {allowed}", WRONG_USAGE)
+        raise UserError(f"{mode}: cannot be combined with {', '.join(other)}; allowed: {allowed}", WRONG_USAGE)
 
 
-def _problems(wish: Wish) -> Iterator[str]:
-    for policy in wish.policies:
+def _problems(options: SimulationOptions) -> Iterator[str]:
+    for policy in options.policies:
         if policy not in POLICIES:
             yield f"--policy: found {policy!r}{_guess(policy, POLICIES)}; allowed: {', '.join(POLICIES)}"
-    for fleet in wish.fleets:
+    for fleet in options.fleets:
         try:
             sizers.read(fleet)
         except ValueError as error:
             yield f"--fleet: found {fleet!r}{_guess(fleet, sizers.NAMES)}; allowed: {error}"
-    if wish.trace not in NAMES and not Path(wish.trace).exists():
-        found = f"{wish.trace!r}{_guess(wish.trace, NAMES)}"
+    if options.trace not in NAMES and not Path(options.trace).exists():
+        found = f"{options.trace!r}{_guess(options.trace, NAMES)}"
         yield f"--trace: found {found}; allowed: {', '.join(NAMES)}, or an existing file or folder"
-    if not 0 < wish.speed <= SPEED_MAX:
-        yield f"--speed: found {wish.speed:g}; allowed: above 0, to {SPEED_MAX:g}"
-    if not 1 <= wish.seeds <= SEEDS_MAX:
-        yield f"--seeds: found {wish.seeds}; allowed: 1 to {SEEDS_MAX}"
-    if not 0 <= wish.seed <= SEED_MAX:
-        yield f"--seed: found {wish.seed}; allowed: 0 to {SEED_MAX}"
-    if wish.requests is not None and wish.requests < 1:
-        yield f"--requests: found {wish.requests}; allowed: 1 or more"
-    if not 0 <= wish.from_s < math.inf:
-        yield f"--from: found {wish.from_s:g}; allowed: 0 or more, seconds"
-    if wish.until_s is not None and not wish.from_s < wish.until_s:
-        yield f"--until: found {wish.until_s:g}; allowed: more than --from, seconds"
-    if wish.jobs is not None and wish.jobs < 1:
-        yield f"--jobs: found {wish.jobs}; allowed: 1 or more"
+    if not 0 < options.speed <= SPEED_MAX:
+        yield f"--speed: found {options.speed:g}; allowed: above 0, to {SPEED_MAX:g}"
+    if not 1 <= options.seeds <= SEEDS_MAX:
+        yield f"--seeds: found {options.seeds}; allowed: 1 to {SEEDS_MAX}"
+    if not 0 <= options.seed <= SEED_MAX:
+        yield f"--seed: found {options.seed}; allowed: 0 to {SEED_MAX}"
+    if options.requests is not None and options.requests < 1:
+        yield f"--requests: found {options.requests}; allowed: 1 or more"
+    if not 0 <= options.from_s < math.inf:
+        yield f"--from: found {options.from_s:g}; allowed: 0 or more, seconds"
+    if options.until_s is not None and not options.from_s < options.until_s:
+        yield f"--until: found {options.until_s:g}; allowed: more than --from, seconds"
+    if options.jobs is not None and options.jobs < 1:
+        yield f"--jobs: found {options.jobs}; allowed: 1 or more"
 
 
 def _scales(text: str) -> tuple[float, ...] | None:
@@ -250,18 +253,18 @@ def _guess(word: str, words: Sequence[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _cluster(wish: Wish) -> SimCluster:
+def _cluster(options: SimulationOptions) -> SimCluster:
     name, text = DEFAULTS_NAME, b""
-    if wish.file is not None:
-        name = str(wish.file)
+    if options.file is not None:
+        name = str(options.file)
         try:
-            with wish.file.open("rb") as file:
+            with options.file.open("rb") as file:
                 text = file.read(FILE_BYTES_MAX + 1)
         except OSError as error:
-            raise UserError(f"{wish.file}: cannot be read ({error.strerror}).") from None
-    overrides = set_overrides(wish.assignments)
-    if wish.replicas is not None:
-        overrides["replicas"] = str(wish.replicas)
+            raise UserError(f"{options.file}: cannot be read ({error.strerror}).") from None
+    overrides = set_overrides(options.assignments)
+    if options.replicas is not None:
+        overrides["replicas"] = str(options.replicas)
     try:
         return clusterfile.load_as(SimCluster, text, name, overrides, agree=_conflicts)
     except clusterfile.ClusterFileError as error:
@@ -280,7 +283,7 @@ def _conflicts(root: Mapping[str, Any]) -> Iterable[Conflict]:
 
 
 def _unknown_hardware(root: Mapping[str, Any]) -> Iterable[Conflict]:
-    """Each of these may be fine alone, but step times are known for some combinations only."""
+    """Each value may be valid alone, but step times are known for some combinations only."""
     keys = ("gpu", "model", "tensor_parallel", "precision")
     gpu, model, gpus, precision = (root.get(key, SimCluster.model_fields[key].default) for key in keys)
     if not isinstance(gpus, int) or not all(isinstance(each, str) for each in (gpu, model, precision)):

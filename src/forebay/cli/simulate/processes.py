@@ -1,6 +1,6 @@
-"""Replays in processes of their own, several at once.
+"""Runs replays in separate processes, several at once.
 
-Each process does one replay and ends: whatever a replay leaves behind ends with it, and to stop is to end them.
+Each process does one replay and exits, which frees whatever a replay leaves behind; to stop is to terminate them.
 """
 
 import signal
@@ -23,13 +23,13 @@ from forebay.sim.replay.run import replay
 from forebay.sim.report.curves import Curves, curves
 from forebay.sim.report.figures import Result
 
-TELL_EVERY_S: Final = 0.1
+PROGRESS_EVERY_S: Final = 0.1
 END_S: Final = 5.0
-"""A process that was told to end gets this long."""
+"""How long a process gets to exit after it was told to."""
 
 
-class Told(NamedTuple):
-    """How far a replay is: requests done, and how many there are. The last one has what came of it."""
+class ReplayProgress(NamedTuple):
+    """Progress of a replay: requests done, and their total. The last one has the result."""
 
     run: Run
     done: int
@@ -39,17 +39,18 @@ class Told(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """What a process is to do."""
+    """The input of a process."""
 
     run: Run
     workload: Workload
     cluster: SimCluster
 
 
-def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[Told, None, None]:
-    """Do all runs of a plan, at most `plan.jobs` at once, and tell how far they are. Raises `UserError`.
+def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[ReplayProgress, None, None]:
+    """Do all runs of a plan, at most `plan.jobs` at once, and yield their progress. Raises `UserError`.
 
-    `workload` makes that of a seed; runs of one seed follow each other. Closing the iterator ends what runs.
+    `workload` returns the workload of a seed; runs of one seed follow each other. Closing the iterator stops all
+    runs.
     """
     _start_server()
     context = get_context("forkserver")
@@ -65,12 +66,12 @@ def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[Told, 
                 theirs.close()
                 under_way[ours] = waiting.popleft(), process
                 ours.send(order)
-                yield Told(order.run, 0, len(order.workload.arrivals))
+                yield ReplayProgress(order.run, 0, len(order.workload.arrivals))
             for pipe in wait(list(under_way)):
                 assert isinstance(pipe, Connection)
-                told = _heard(pipe, *under_way[pipe])
-                yield told
-                if told.result is not None:
+                update = _receive(pipe, *under_way[pipe])
+                yield update
+                if update.result is not None:
                     under_way.pop(pipe)[1].join()
                     pipe.close()
     finally:
@@ -82,7 +83,7 @@ def replays(plan: Plan, workload: Callable[[int], Workload]) -> Generator[Told, 
 
 @contextmanager
 def ctrl_c_after() -> Generator[None, None, None]:
-    """Take Ctrl-C when the block has ended: the fork server tells a traceback of an order that it got half of."""
+    """Delay Ctrl-C until the block has ended: the fork server prints a traceback for an incomplete order."""
     pressed = False
 
     def note(*_: object) -> None:
@@ -99,7 +100,8 @@ def ctrl_c_after() -> Generator[None, None, None]:
 
 
 def _start_server() -> None:
-    """Start what all processes are copies of. Ctrl-C goes to the whole terminal, but is for this process alone."""
+    """Start the server that all processes are forked from. Ctrl-C goes to the whole terminal, but must only reach
+    this process."""
     forkserver.set_forkserver_preload([__name__])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -108,18 +110,18 @@ def _start_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _heard(pipe: Connection, run: Run, process: BaseProcess) -> Told:
+def _receive(pipe: Connection, run: Run, process: BaseProcess) -> ReplayProgress:
     try:
-        told = pipe.recv()
+        update = pipe.recv()
     except (EOFError, ConnectionError):
         process.join(END_S)
         raise UserError(f"The replay of {run.name} ended with code {process.exitcode}.") from None
-    assert isinstance(told, Told)
-    return told
+    assert isinstance(update, ReplayProgress)
+    return update
 
 
 def _replay(pipe: Connection) -> None:
-    """What a process does. If nobody is there any more to be told, it ends."""
+    """Main function of a process. It exits if its parent is gone."""
     try:
         order: _Order = pipe.recv()
         requests, last = len(order.workload.arrivals), perf_counter()
@@ -127,19 +129,19 @@ def _replay(pipe: Connection) -> None:
         def progress(done: int) -> None:
             nonlocal last
             now = perf_counter()
-            if now - last >= TELL_EVERY_S:
+            if now - last >= PROGRESS_EVERY_S:
                 last = now
-                pipe.send(Told(order.run, done, requests))
+                pipe.send(ReplayProgress(order.run, done, requests))
 
         pipe.send(outcome_of(order.run, order.workload, order.cluster, progress))
     except (EOFError, ConnectionError):
         return
 
 
-def outcome_of(run: Run, workload: Workload, cluster: SimCluster, progress: Callable[[int], None]) -> Told:
-    """Do one replay, here."""
+def outcome_of(run: Run, workload: Workload, cluster: SimCluster, progress: Callable[[int], None]) -> ReplayProgress:
+    """Do one replay in this process."""
     size = sizing(run.fleet, cluster, workload) if run.fleet else None
     outcome = replay(workload, cluster, policy=run.policy, seed=run.seed, sizing=size, progress=progress)
     found, requests = summary(outcome, Slo(cluster.slo.ttft_s, cluster.slo.tpot_s)), len(workload.arrivals)
     result = Result(run.policy, run.scale, run.seed, found, run.fleet)
-    return Told(run, requests, requests, result, curves(outcome, cluster.slo))
+    return ReplayProgress(run, requests, requests, result, curves(outcome, cluster.slo))

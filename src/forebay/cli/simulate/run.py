@@ -1,4 +1,4 @@
-"""Runs a plan: bars on standard error, then the figures on standard output, and a report in a file."""
+"""Runs a plan: progress on standard error, figures on standard output, and a report in a file."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from forebay.cli.settings import WRONG_USAGE, UserError, screen
-from forebay.cli.simulate.plan import Plan, Wish, command, plan
+from forebay.cli.simulate.plan import Plan, SimulationOptions, command, plan
 from forebay.cli.simulate.processes import replays
 from forebay.cli.simulate.view import bars, document, view
 from forebay.sim.load.describe import describe
@@ -34,10 +34,10 @@ NEXT: Final = (
 )
 
 
-def run(wish: Wish, report_to: Path | None, as_json: bool) -> int:
-    """Do what is wished and print what came of it; the exit code. Raises `UserError`."""
+def run(options: SimulationOptions, report_to: Path | None, as_json: bool) -> int:
+    """Run the simulation and print the results; returns the exit code. Raises `UserError`."""
     _check(report_to)
-    checked = plan(wish)
+    checked = plan(options)
     notes_to, began = screen(stderr=True), perf_counter()
     report = _report(checked, notes_to)
     took_s = perf_counter() - began
@@ -46,7 +46,13 @@ def run(wish: Wish, report_to: Path | None, as_json: bool) -> int:
         text = msgspec.json.format(msgspec.json.encode(document(report.rows, report.scope))).decode()
         output.out(text, highlight=False)
     else:
-        output.print(view(report, output.width, [_took(checked, report, took_s), *(NEXT if wish == Wish() else ())]))
+        output.print(
+            view(
+                report,
+                output.width,
+                [_took(checked, report, took_s), *(NEXT if options == SimulationOptions() else ())],
+            )
+        )
     if report_to is not None:
         _write(report_to, report, notes_to)
     return 0
@@ -61,24 +67,24 @@ def _report(plan: Plan, notes_to: Console) -> Report:
     results: list[Result] = []
     curves: dict[str, Curves] = {}
     with bars(plan, notes_to) as shown, closing(replays(plan, workload)) as runs:
-        for told in runs:
-            shown.told(told)
-            if told.result is not None and told.curves is not None:
-                results.append(told.result)
-                if told.run.seed == plan.seeds[0] and told.run.scale == shown_scale:
-                    curves[told.run.name] = told.curves
+        for update in runs:
+            shown.update(update)
+            if update.result is not None and update.curves is not None:
+                results.append(update.result)
+                if update.run.seed == plan.seeds[0] and update.run.scale == shown_scale:
+                    curves[update.run.name] = update.curves
     return Report(
         scope,
         plan.cluster,
         rows(_in_order(results, plan), plan.cluster),
         {name: curves[name] for name in plan.names},
         _shown_at(plan, shown_scale),
-        command(plan.wish),
+        command(plan.options),
     )
 
 
 def _in_order(results: Sequence[Result], plan: Plan) -> list[Result]:
-    """As it was planned, whichever was done first."""
+    """In the order of the plan, whichever was done first."""
     by_run = {(each.seed, each.scale, each.policy, each.fleet): each for each in results}
     return [by_run[run] for run in plan.runs]
 
@@ -95,7 +101,7 @@ def _took(plan: Plan, report: Report, took_s: float) -> str:
 
 
 def _check(report_to: Path | None) -> None:
-    """Raise `UserError` if a report cannot be written, before anything is simulated."""
+    """Raise `UserError` before the simulation if the report cannot be written."""
     if report_to is None:
         return
     if report_to.suffix.lower() not in FORMATS:

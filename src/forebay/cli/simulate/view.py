@@ -1,4 +1,4 @@
-"""What a person sees of simulations: bars while they run, then facts and tables; and the same as JSON."""
+"""Formats simulations: progress bars, then facts and tables; and the same as JSON."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from forebay.cli.simulate.plan import Plan, Run
-from forebay.cli.simulate.processes import Told
+from forebay.cli.simulate.processes import ReplayProgress
 from forebay.sim.fleet.policies import ORACLE, PEAK
 from forebay.sim.report.facts import Scope, facts
 from forebay.sim.report.figures import Estimate, Row
@@ -26,7 +26,7 @@ from forebay.sim.report.page import Report
 from forebay.sim.report.tables import Table, refusals, tables, title
 
 BARS_MAX: Final = 8
-"""With more runs than this, those that are done are not shown any more."""
+"""With more runs than this, finished ones are not shown any more."""
 LOOKS: Final = {"better": "green", "worse": "red", "": ""}
 
 
@@ -38,7 +38,7 @@ class _Rate(ProgressColumn):
 
 
 class Bars:
-    """A bar for each run under way."""
+    """A progress bar for each run in progress."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan = plan
@@ -47,15 +47,15 @@ class Bars:
         self._all = progress.add_task("runs", total=len(plan.runs)) if self._many else None
         self._bars: dict[Run, Any] = {}
 
-    def told(self, told: Told) -> None:
-        """A run has come further."""
-        progress, run = self._progress, told.run
+    def update(self, update: ReplayProgress) -> None:
+        """Update the bar of a run."""
+        progress, run = self._progress, update.run
         bar = self._bars.get(run)
         if bar is None:
-            bar = self._bars[run] = progress.add_task(self._name(run), total=told.requests)
-        plans = run.fleet in (PEAK, ORACLE) and not told.done
-        progress.update(bar, completed=told.done, description=f"{self._name(run)}{': planning' if plans else ''}")
-        if told.result is not None and self._all is not None:
+            bar = self._bars[run] = progress.add_task(self._name(run), total=update.requests)
+        plans = run.fleet in (PEAK, ORACLE) and not update.done
+        progress.update(bar, completed=update.done, description=f"{self._name(run)}{': planning' if plans else ''}")
+        if update.result is not None and self._all is not None:
             progress.remove_task(bar)
             progress.advance(self._all)
 
@@ -70,21 +70,21 @@ class Bars:
 
 @contextmanager
 def bars(plan: Plan, console: Console) -> Iterator[Bars]:
-    """Show bars, and take them away in the end."""
+    """Show progress bars, and remove them at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bars(plan, progress)
 
 
 def view(report: Report, width: int, notes: Sequence[str]) -> RenderableType:
-    """Facts and tables for a screen of so many columns, and what else is to be said."""
+    """Facts and tables for a screen with this number of columns, and notes."""
     scope = report.scope
-    told = Grid.grid(padding=(0, 2))
-    told.add_column(style="dim")
-    told.add_column()
+    shown = Grid.grid(padding=(0, 2))
+    shown.add_column(style="dim")
+    shown.add_column()
     for name, text in facts(scope, report.cluster):
-        told.add_row(name, Text(text))
-    parts: list[RenderableType] = [told]
+        shown.add_row(name, Text(text))
+    parts: list[RenderableType] = [shown]
     for scale in scope.scales:
         main, compared = tables(report.rows, scope, scale)
         over = title(scale, scope)
@@ -99,7 +99,7 @@ def view(report: Report, width: int, notes: Sequence[str]) -> RenderableType:
 
 
 def grid(table: Table, width: int) -> Grid:
-    """A line for each policy; where that is too wide, a column for each."""
+    """One row per policy; if that is too wide, one column per policy."""
     lines = [[Text(table.head), *map(Text, table.columns)]]
     for name, cells in table.lines:
         figures = (Text(f"{cell.text} {cell.margin}".rstrip(), style=LOOKS[cell.look]) for cell in cells)
@@ -116,12 +116,12 @@ def grid(table: Table, width: int) -> Grid:
 
 
 def _width(lines: Sequence[Sequence[Text]]) -> int:
-    """Columns of a screen, without a break in any line."""
+    """Width in columns without wrapping."""
     return sum(max(len(text) for text in column) + 2 for column in zip(*lines, strict=True)) - 2
 
 
 def document(rows: Sequence[Row], scope: Scope) -> list[dict[str, object]]:
-    """The rows for programs: the mean of every figure by its name, and beside it how far it is certain."""
+    """The rows as JSON: the mean of every figure by its name, and the half-width of its confidence interval."""
     return [
         {
             "policy": row.policy,

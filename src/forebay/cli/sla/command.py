@@ -1,4 +1,4 @@
-"""The command `sla`; what it runs is imported when it runs."""
+"""The command `sla`; its implementation is imported when it runs."""
 
 import re
 from typing import Annotated

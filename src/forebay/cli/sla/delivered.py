@@ -1,7 +1,7 @@
-"""What gateways have written down of requests: outcomes by the usage ledgers, times by the decision records.
+"""Delivered service levels from the gateways' records: outcomes from the usage ledgers, latencies from the decisions.
 
-Ledgers tell whole days (UTC) and are kept longest, so outcomes count from the midnight before the period on. Decision
-records are kept for a shorter time; the newest are read, and what is made of them says since when.
+Ledgers have whole days (UTC) and are kept longest, so outcomes count from the midnight before the period. Decision
+records are kept for a shorter time; the newest are read, and results say since when.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,13 +17,13 @@ from forebay.gateway.records.writer import RecordLog, folders, numbered
 from forebay.wire.records import Decision, decisions, payloads
 
 READ_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Most bytes of decision records that are read: control does other things too."""
+"""Maximum bytes of decision records to read, as control has other work too."""
 PROMISES: Final = {"ttft": "ttft_p99_ms", "tpot": "tpot_p99_ms", "latency": "latency_p99_ms"}
-"""Promises about times, by their name, and the setting that makes them."""
+"""Latency objectives by name, with the setting that defines them."""
 
 
 def delivered(root: Path, since: float, until: float, promised: Mapping[str, Slo]) -> dict[str, Served]:
-    """What became of requests between two times, seconds since the epoch, by model. Raises OSError."""
+    """Outcomes and latencies of requests between two times (seconds since the epoch), by model. Raises OSError."""
     outcomes = _outcomes(root, int(since // DAY_S))
     wanted = {
         (name, promise): getattr(slo, key) / 1000
@@ -54,7 +54,7 @@ def _outcomes(root: Path, day_first: int) -> dict[str, dict[str, int]]:
 
 
 def _kept(root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, str], float]) -> dict[str, list[Kept]]:
-    """How promises of times were kept, by model. `wanted`: what was promised, seconds, by model and promise."""
+    """How latency objectives were met, by model. `wanted`: the objective in seconds, by model and name."""
     times: dict[tuple[str, str], list[float]] = {key: [] for key in wanted}
     first = period[1]
     for record in _newest(root):
@@ -67,9 +67,9 @@ def _kept(root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, st
                     times[record.model, promise].append(seconds)
     found: dict[str, list[Kept]] = {}
     for (model, promise), seen in times.items():
-        told = kept(promise, wanted[model, promise], first, seen)
-        if told is not None:
-            found.setdefault(model, []).append(told)
+        result = kept(promise, wanted[model, promise], first, seen)
+        if result is not None:
+            found.setdefault(model, []).append(result)
     return found
 
 
@@ -82,7 +82,7 @@ def _times(record: Decision) -> Iterator[tuple[str, float]]:
 
 
 def _newest(root: Path) -> Iterator[Decision]:
-    """The decisions in the newest files of all gateways, as far as they are read."""
+    """The decisions in the newest files of all gateways, up to the size limit."""
     for path in _files(root):
         try:
             content = path.read_bytes()
@@ -93,7 +93,7 @@ def _newest(root: Path) -> Iterator[Decision]:
 
 
 def _files(root: Path) -> Iterable[Path]:
-    """The newest files of decisions, no more of them together than may be read; of each gateway the newest anyway."""
+    """The newest decision files by time, up to the size limit; the newest one in any case."""
     found: list[tuple[float, Path]] = []
     for folder in folders(root):
         for _, path in numbered(folder, RecordLog.STEM, RecordLog.SUFFIX):

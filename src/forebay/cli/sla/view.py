@@ -1,4 +1,4 @@
-"""What `/v1/sla` says, for people: the promise, how it comes about, what was delivered, and what is not known."""
+"""Formats `/v1/sla`: the objective, the computed availability, what was delivered, and what is unknown."""
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -19,15 +19,15 @@ from forebay.core.availability.measured import PRIOR_FAILURES, PRIOR_MTBF_S, PRI
 
 PATH = "/v1/sla"
 SHOWN_MAX = 10
-"""Incidents and gaps, the newest: `--json` has more."""
+"""Only the newest incidents and gaps are shown: `--json` has more."""
 BAR_COLUMNS = 30
 DIGITS_MAX = 6
-"""After the point of a percentage."""
+"""Maximum decimals of a percentage."""
 NAMES = {"ttft": "time to first token", "tpot": "time per token", "latency": "latency"}
 
 
 def show(admin: Admin, model: str | None, period_s: int, as_json: bool, screen: Console) -> int:
-    """Print it. Raises `UserError` if nothing answers, or there is no such model."""
+    """Print the report. Raises `UserError` if the API is unreachable, or there is no such model."""
     query: dict[str, str | int] = {"period_s": period_s, **({"model": model} if model is not None else {})}
     if as_json:
         print(msgspec.json.format(admin.raw("GET", PATH, query=query), indent=2).decode())
@@ -37,7 +37,7 @@ def show(admin: Admin, model: str | None, period_s: int, as_json: bool, screen: 
 
 
 def view(it: Sla) -> RenderableType:
-    """The document for people."""
+    """Format the document."""
     head = Text(f"{_time(it.since)} to {_time(it.until)} UTC, {span(it.until - it.since)}", "dim")
     parts: list[RenderableType] = [head]
     for model in it.models:
@@ -148,7 +148,7 @@ def _below(part: RenderableType) -> Padding:
 
 
 def arithmetic(it: PromiseDocument, target: float | None) -> Iterator[str]:
-    """How the promise comes about, step by step."""
+    """The steps of the availability calculation."""
     failures = "1 failure" if it.failures == 1 else f"{it.failures} failures"
     yield (
         f"seen: {failures} in {span(it.replica_s)} of all replicas together, so with 95 % confidence no "
@@ -171,7 +171,7 @@ def arithmetic(it: PromiseDocument, target: float | None) -> Iterator[str]:
 
 
 def share(value: float) -> str:
-    """A share in per cent, with enough digits to tell it from all and nothing."""
+    """A share in per cent, with enough digits to differ from 0 % and 100 %."""
     for digits in range(2, DIGITS_MAX + 1):
         if value in (0.0, 1.0) or float(f"{value * 100:.{digits}f}") not in (0.0, 100.0):
             return f"{value * 100:.{digits}f} %"
@@ -180,7 +180,7 @@ def share(value: float) -> str:
 
 
 def span(value: float) -> str:
-    """A time as people say it."""
+    """A duration with a suitable unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if value >= 1.5 * size:
             return f"{value / size:.1f} {unit}"
@@ -188,7 +188,7 @@ def span(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A short time."""
+    """A short duration."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 

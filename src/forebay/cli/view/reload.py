@@ -1,4 +1,4 @@
-"""`forebay reload`: asks the running cluster to read its cluster file again, and says what came of it."""
+"""`forebay reload`: asks the running cluster to reload its cluster file, and prints the result."""
 
 from rich.console import Console
 from rich.text import Text
@@ -10,7 +10,7 @@ from forebay.control.changes import Reloaded
 
 
 def reload(admin: Admin, screen: Console) -> int:
-    """Ask, and wait while models are fetched. Raises `UserError` with the problems, or if nothing answers."""
+    """Request the reload, and wait while models are fetched. Raises `UserError` with the problems."""
     done = admin.send("POST", "/v1/reload", Reloaded, None)
     if done.problems:
         raise UserError("\n".join(done.problems))

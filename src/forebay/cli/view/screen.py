@@ -1,4 +1,4 @@
-"""What `forebay up` shows: moving bars on a terminal, plain lines anywhere else."""
+"""Output of `forebay up`: progress bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ PLAIN_EVERY_S = 5.0
 REDRAW_EVERY_S = 0.1
 WORDS_LINES_MAX = 12
 QUIET = (Event.LOADS.value, Event.PLACED.value, Event.ADOPTED.value)
-"""Events of which the bars tell, or of which there is nothing to do."""
+"""Events that the bars show, or that need no attention."""
 
 
 class Screen:
-    """Prints for people. A terminal that goes away takes nothing down with it."""
+    """Prints for the user. Losing the terminal stops nothing else."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -52,20 +52,20 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.still()
+        self.stop_bars()
 
-    def still(self) -> None:
-        """End the bars; lines go on."""
+    def stop_bars(self) -> None:
+        """Remove the bars; lines are still printed."""
         if self._moving:
             self._moving = False
             self._safely(self._bars.stop)
 
     def line(self, text: str, style: str | None = None) -> None:
-        """Print as it is, however long: it may be there to be copied."""
+        """Print a line without wrapping, so that it can be copied."""
         self._safely(lambda: self._console.print(Text(text, style or ""), soft_wrap=True))
 
     def progress(self, model: str) -> Callable[[str, int, int | None], None]:
-        """Where the preparation of a model reports to."""
+        """The progress callback for preparing a model."""
         last_stage, said_at = "", 0.0
 
         def report(stage: str, done: int, total: int | None) -> None:
@@ -82,13 +82,13 @@ class Screen:
         return report
 
     def done(self, model: str) -> None:
-        """The bar of a model, or of a unit, is no longer needed."""
+        """Remove the bar of a model or a unit."""
         task = self._tasks.pop(model, None)
         if task is not None:
             self._bars.remove_task(task)
 
     def starting(self, status: Status) -> None:
-        """Show how far the units are."""
+        """Show the progress of starting units."""
         if not self._moving:
             return
         for unit in [*status.gateways, *(r for m in status.models for r in m.replicas)]:
@@ -98,7 +98,7 @@ class Screen:
                 self._bar(unit.id, f"{unit.id}: {unit.state}", unit.why, 0, None)
 
     def event(self, happened: Happened) -> None:
-        """Print what matters of what happened."""
+        """Print an event, if it matters."""
         if happened.kind == Event.ADOPTED.value:
             self.adopted += 1
         if happened.kind in QUIET:
@@ -128,7 +128,7 @@ class Screen:
             return
         try:
             show()
-        except (OSError, SystemExit):  # rich answers a closed pipe with SystemExit, but units need us
+        except (OSError, SystemExit):  # rich raises SystemExit for a closed pipe, but units still need this process
             self._gone = True
 
 

@@ -1,4 +1,4 @@
-"""`forebay status`: what control says about the cluster, as a table or as JSON."""
+"""`forebay status`: the status of the cluster, as a table or as JSON."""
 
 import sys
 import time
@@ -28,16 +28,16 @@ COLOURS = {
 COLUMNS = ("", "state", "load", "kv", "pid", "address", "restarts", "revision")
 RIGHT = ("load", "kv", "pid", "restarts")
 WHOLE = (*RIGHT, "address")
-"""Columns that are never cut or broken into lines; the others are where there is no room."""
+"""Columns that are never truncated or wrapped, unlike the others."""
 REVISION_CHARS = 9
-"""Enough to tell revisions apart; `--json` has the whole."""
+"""Enough to tell revisions apart; `--json` has the full one."""
 
 
 PATH = "/v1/status"
 
 
 def status(admin: Admin, watch: bool, as_json: bool, screen: Console) -> int:
-    """Print the status once, or keep it up to date until Ctrl-C. Raises `UserError` if nothing answers."""
+    """Print the status once, or keep it up to date until Ctrl-C. Raises `UserError` if the API is unreachable."""
     if as_json:
         while True:
             print(msgspec.json.format(admin.raw("GET", PATH), indent=0 if watch else 2).decode(), flush=True)
@@ -61,11 +61,11 @@ def _view_or_reason(admin: Admin) -> RenderableType:
     try:
         return view(admin.get(PATH, Status))
     except UserError as error:
-        return Text(f"{error}\nLooking again every second; Ctrl-C leaves.", style="yellow")
+        return Text(f"{error}\nRetrying every second; Ctrl-C quits.", style="yellow")
 
 
 def view(cluster: Status) -> RenderableType:
-    """The cluster for people."""
+    """Format the cluster status."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(
@@ -100,7 +100,7 @@ def view(cluster: Status) -> RenderableType:
 
 def _leader(leader: LeaderStatus | None) -> str:
     if leader is None:
-        return "the leader is not known"
+        return "the leader is unknown"
     others = {0: "no follower", 1: "1 follower"}
     waiting = others.get(leader.waiting, f"{leader.waiting} followers")
     return f"leader: the control at {leader.url}, epoch {leader.epoch}{f'; {waiting}' if leader.here else ''}"
@@ -128,7 +128,7 @@ def _replica(replica: ReplicaStatus) -> tuple[str | Text, ...]:
 
 
 def _note(unit: UnitStatus) -> Text | None:
-    """Why a unit is not ready, when it is tried again, and what it said before it died; or why it is misplaced."""
+    """Why a unit is not ready, when it restarts, and its last output; or why it is misplaced."""
     if isinstance(unit, ReplicaStatus) and unit.misplaced and unit.state == "ready":
         return Text.assemble((unit.id, "bold"), f"  {unit.misplaced}")
     if unit.state == "ready" or not (unit.why or unit.last_words):

@@ -1,4 +1,4 @@
-"""Tables as all commands print them."""
+"""The table format that all commands use."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -6,14 +6,14 @@ from typing import Final
 from rich.table import Table
 
 NARROW: Final = 110
-"""A terminal with fewer columns is spared what says nothing."""
+"""Terminals with fewer columns get no empty columns."""
 NOTHING: Final = ("", "0")
-"""Cells that say nothing."""
+"""Cells without information."""
 
 
 def table(*columns: str, right: Collection[str] = (), wide: str = "") -> Table:
-    """An empty table. Numbers stand at the right, and they and times are never cut: where there is no room the wide
-    column is broken into lines first, then the others are."""
+    """An empty table. Numbers and times are never truncated: if there is no room, the wide column wraps first, then
+    the others."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
         whole = name in right or "UTC" in name
@@ -26,7 +26,9 @@ def table(*columns: str, right: Collection[str] = (), wide: str = "") -> Table:
     return made
 
 
-def telling(columns: Sequence[str], rows: Sequence[Sequence[str]], always: int) -> tuple[list[str], list[list[str]]]:
-    """The columns, and their cells, of which some row says something, and the first ones in any case."""
+def without_empty(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], always: int
+) -> tuple[list[str], list[list[str]]]:
+    """Only the columns, with their cells, that have information in some row; the first `always` ones in any case."""
     kept = [at for at in range(len(columns)) if at < always or any(row[at] not in NOTHING for row in rows)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]

@@ -21,7 +21,7 @@ MODULES = (
 
 
 def all_checks() -> list[Check]:
-    """All of them, those that need the same models next to each other."""
+    """All checks, grouped by the models that they need."""
     checks = [check for module in MODULES for check in module.checks()]
     names = [check.name for check in checks]
     assert len(names) == len(set(names)), "two checks have one name"

@@ -1,4 +1,4 @@
-"""The repository: index, loading, unloading, configurations that come with the call, versions, bad models."""
+"""Repository control: index, load, unload, configurations sent with a load, versions, invalid models."""
 
 import asyncio
 import base64
@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any, Final
 
 from forebay.cli.conformance.cases.refused_rpc import rpc
-from forebay.cli.conformance.check import Check, Json, placeless
+from forebay.cli.conformance.check import Check, Json, without_paths
 from forebay.cli.conformance.repository import MODELS
 from forebay.cli.conformance.server import Server
 
@@ -20,7 +20,7 @@ GOOD: Final[dict[str, Any]] = {
     "output": [{"name": f"OUT{each}", "data_type": "TYPE_FP32", "dims": [4]} for each in (0, 1)],
     "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
 }
-"""The configuration of `plain`, batching."""
+"""The configuration of `plain`, with batching."""
 
 
 def _with(**changes: Any) -> str:
@@ -97,7 +97,7 @@ CONFIGS: Final[dict[str, str]] = {
     ),
     "decoupled": _with(model_transaction_policy={"decoupled": True}),
 }
-"""Configurations for a load of `plain`; after each, what the server shows of the model."""
+"""Configurations to load `plain` with; after each load the server's view of the model is compared."""
 
 
 async def _load(server: Server, name: str, parameters: dict[str, Json] | None = None) -> dict[str, Json]:
@@ -111,7 +111,7 @@ async def _unload(server: Server, name: str, parameters: dict[str, Json] | None 
 
 
 async def _state(server: Server, *names: str, settled: bool = True) -> Json:
-    """The index's rows of these models, once nothing is being unloaded any more."""
+    """The index rows of these models, once no load or unload is in progress."""
     rows: list[dict[str, Json]] = []
     for _ in range(100):
         index = (await server.post(f"{REPOSITORY}/index", {})).json
@@ -120,8 +120,8 @@ async def _state(server: Server, *names: str, settled: bool = True) -> Json:
             break
         await asyncio.sleep(0.05)
     for row in rows:
-        reason = placeless(row.pop("reason", ""))
-        if reason and row.get("state") != "READY":  # Triton shows why an earlier load has failed
+        reason = without_paths(row.pop("reason", ""))
+        if reason and row.get("state") != "READY":  # Triton shows why an earlier load failed
             row["error"] = reason
     return sorted(rows, key=lambda row: (row["name"], row.get("version", "")))
 
@@ -146,7 +146,7 @@ def _refused(name: str) -> Check:
 
 
 async def _index(server: Server) -> Json:
-    """Models of the repository that the index leaves out."""
+    """Models of the repository that are missing in the index."""
     rows = (await server.post(f"{REPOSITORY}/index", {})).json
     return {"missing": sorted(set(MODELS) - {row["name"] for row in rows})}
 
@@ -163,7 +163,7 @@ async def _index_bodies(server: Server) -> Json:
 
 
 async def _life(server: Server) -> Json:
-    """Loaded, loaded again, unloaded, unloaded again; what is answered in between."""
+    """Load twice, unload twice, and the responses after each step."""
     steps: list[Json] = []
     for step in ("load", "load", "unload", "unload"):
         answer = await (_load if step == "load" else _unload)(server, "plain")
@@ -190,7 +190,7 @@ async def _unknown(server: Server) -> Json:
 
 
 async def _kept(server: Server) -> Json:
-    """A failed reload leaves the model that was there."""
+    """After a failed reload the previous model still serves."""
     failed = await _load(server, "plain", {"config": _with(backend="cobol")})
     given = [{"name": f"IN{each}", "datatype": "FP32", "shape": [4], "data": [1.0] * 4} for each in (0, 1)]
     after = (await server.infer("plain", {"inputs": given})).inferred()
@@ -203,7 +203,7 @@ def _file(name: str) -> str:
 
 
 async def _files(server: Server) -> Json:
-    """A model that comes whole with the call."""
+    """A model whose files are sent with the load."""
     config = _with(input=[{"name": "IN", "data_type": "TYPE_FP32", "dims": [4]}], output=[
         {"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]}])  # fmt: skip
     without = await _load(server, "posted", {"file:1/model.py": _file("echo")})
@@ -223,7 +223,7 @@ async def _files(server: Server) -> Json:
 
 
 async def _dependents(server: Server) -> Json:
-    """Loading an ensemble loads what it needs; unloading with dependents takes those along."""
+    """Loading an ensemble loads its steps; unloading with dependents unloads them too."""
     for name in ("chain", "add_sub"):
         await _unload(server, name)
     names = ("add_sub", "chain")
@@ -239,7 +239,7 @@ async def _dependents(server: Server) -> Json:
 
 
 async def _needed(server: Server) -> Json:
-    """What is left of an ensemble when its step is unloaded."""
+    """What remains of an ensemble whose step is unloaded."""
     await _load(server, "chain")
     gone = await _unload(server, "add_sub")
     state = await _state(server, "add_sub", "chain")
@@ -254,13 +254,13 @@ def _versions(policy: str) -> Check:
 
     async def run(server: Server) -> Json:
         given = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [0]}
-        told: dict[str, Json] = {}
+        answers: dict[str, Json] = {}
         for version in ("", "1", "2", "3", "03"):
             answer = (await server.infer(name, {"inputs": [given]}, version=version)).inferred()
-            told[version or "latest"] = answer
+            answers[version or "latest"] = answer
         stats = (await server.get(f"/v2/models/{name}/stats")).json["model_stats"]
         return {
-            "infer": told,
+            "infer": answers,
             "metadata": (await server.get(f"/v2/models/{name}")).seen(),
             "index": await _state(server, name),
             "stats": sorted(row["version"] for row in stats),
@@ -270,7 +270,7 @@ def _versions(policy: str) -> Check:
 
 
 async def _in_place(server: Server) -> Json:
-    """More instances are added to the running ones: what an instance has counted goes on."""
+    """Increasing the instance count keeps the running instances, with their counters."""
     given = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [0]}
     before = (await server.infer("serial", {"inputs": [given]})).inferred()
     config = (await server.get("/v2/models/serial/config")).json
@@ -279,8 +279,8 @@ async def _in_place(server: Server) -> Json:
     start = asyncio.get_running_loop().time()
     both = await asyncio.gather(*(server.infer("serial", {"inputs": [given]}) for _ in range(2)))
     took_s = asyncio.get_running_loop().time() - start
-    told = sorted(each.json["outputs"][0]["data"][0] for each in both)
-    return {"before": before, "load": loaded, "executions": told, "together": took_s < 0.18}
+    counts = sorted(each.json["outputs"][0]["data"][0] for each in both)
+    return {"before": before, "load": loaded, "executions": counts, "together": took_s < 0.18}
 
 
 async def _by_rpc(server: Server) -> Json:
@@ -298,25 +298,25 @@ async def _by_rpc(server: Server) -> Json:
 
 
 async def _ready(server: Server) -> Json:
-    """Whether the server still calls itself ready when a model could not be loaded."""
+    """Whether the server reports ready although a model failed to load."""
     await _load(server, "bad_start")
     return (await server.get("/v2/health/ready")).status
 
 
-async def _metrics_of_index(server: Server) -> Json:
-    """Index over gRPC: the same rows."""
+async def _index_by_rpc(server: Server) -> Json:
+    """The index over gRPC has the same rows."""
     seen = await rpc(server).call("RepositoryIndex", {"ready": True})
     return seen
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *(_config(name, config) for name, config in CONFIGS.items()),
         *(_refused(model.name) for model in MODELS.values() if not model.loads),
         Check("control/index", _index),
         Check("control/index, bodies", _index_bodies),
-        Check("control/index over gRPC", _metrics_of_index, grpc=True),
+        Check("control/index over gRPC", _index_by_rpc, grpc=True),
         Check("control/life", _life),
         Check("control/unknown", _unknown),
         Check("control/failed reload", _kept, ("plain",)),

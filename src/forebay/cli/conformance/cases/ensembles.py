@@ -1,4 +1,4 @@
-"""Ensembles, calls from model to model, and models that fail."""
+"""Ensembles, calls between models, and failing models."""
 
 import asyncio
 from typing import Any, Final
@@ -32,7 +32,7 @@ async def _chain_part(server: Server) -> Json:
 
 
 async def _chain_inner(server: Server) -> Json:
-    """Names within the ensemble are not its outputs."""
+    """Tensor names inside the ensemble are not its outputs."""
     return (await server.infer("chain", {"inputs": _pair(), "outputs": [{"name": "sum"}]})).inferred()
 
 
@@ -45,9 +45,9 @@ async def _chain_metadata(server: Server) -> Json:
 
 
 async def _chain_counters(server: Server) -> Json:
-    """An ensemble's request counts for the ensemble and for each step."""
+    """A request to an ensemble counts for the ensemble and for each step."""
     await server.reload("chain", "add_sub")
-    await server.reload("chain")  # loaded before its step was
+    await server.reload("chain")  # it was loaded before its step
     await server.infer("chain", {"inputs": _pair()})
     await asyncio.sleep(0.2)
     return [counters((await server.get(f"/v2/models/{model}/stats")).json) for model in ("chain", "add_sub")]
@@ -63,7 +63,7 @@ def _fails(how: str) -> Check:
 
 
 async def _one_of_two(server: Server) -> Json:
-    """Two requests that may share a batch: the error of one is not the other's."""
+    """Two requests that may share a batch: the error of one must not affect the other."""
     hows = ("fine", "error")
     answers = await asyncio.gather(*(server.infer("broken", {"inputs": _how(each)}) for each in hows))
     return [answer.inferred() for answer in answers]
@@ -93,7 +93,7 @@ def _calls(how: str) -> Check:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     chain = ("add_sub", "chain")
     return [
         Check("ensembles/chain", _chain, chain),

@@ -1,4 +1,4 @@
-"""Good requests over HTTP in every form of the protocol: datatypes, JSON and binary, classification, counters."""
+"""Valid HTTP requests in every form of the protocol: datatypes, JSON and binary, classification, counters."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ VALUES: Final[dict[str, list[Any]]] = {
     "BF16": [0x3F80, 0xC000],
     "BYTES": ["word", 'Größe " \\ \n €'],
 }
-"""The ends of each datatype; BF16 as bits."""
+"""Extreme values of each datatype; BF16 as bits."""
 
 BEYOND: Final[dict[str, list[Any]]] = {
     "BOOL": [0, 1],
@@ -42,7 +42,7 @@ BEYOND: Final[dict[str, list[Any]]] = {
     "INT64": [2**63, -1],
     "BYTES": [1, 2],
 }
-"""Values in JSON that a datatype does not hold."""
+"""JSON values outside the range of a datatype."""
 
 
 def _typed(datatype: str, data: Any, shape: Sequence[int], binary: int | None = None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ FORMS: Final[dict[str, Json]] = {
         ]
     },
 }
-"""Good requests for `add_sub`."""
+"""Valid requests for `add_sub`."""
 
 CLASSES: Final[dict[str, Json]] = {
     "with labels": [{"name": "OUT0", "parameters": {"classification": 2}}],
@@ -191,7 +191,7 @@ async def _headers(server: Server) -> Json:
 
 
 def counters(stats: Any) -> Json:
-    """Statistics without what depends on the clock: times become whether there is any."""
+    """Statistics independent of timing: durations become whether they are positive."""
     if isinstance(stats, dict):
         return {key: _counter(key, value) for key, value in stats.items() if key != "memory_usage"}
     return [counters(each) for each in stats] if isinstance(stats, list) else stats
@@ -206,7 +206,7 @@ def _counter(key: str, value: Any) -> Json:
 
 
 async def _statistics(server: Server) -> Json:
-    """Counters after a known sequence: 3 good requests, one of them of 4 rows, one refused at once."""
+    """Counters after a known sequence: three valid requests and one that is rejected at once."""
     await server.reload("plain")
     before = (await server.get("/v2/models/plain/stats")).json
     body: dict[str, Any] = {"inputs": [vector(shape=[4]), vector("IN1", shape=[4])]}
@@ -228,7 +228,7 @@ async def _batch_statistics(server: Server) -> Json:
 
 
 async def _cache(server: Server) -> Json:
-    """The second of two equal requests comes from the cache, if there is one."""
+    """The second of two equal requests is served from the cache, if there is one."""
     answers = [
         (await server.infer("cached", request(vector(data=[float(each)] * 4)))).inferred() for each in (1, 1, 2)
     ]
@@ -260,7 +260,7 @@ def _variable(shape: list[int], data: list[float]) -> Check:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *_types(),
         Check("types/BYTES that are no text", _words_not_text, ("types",)),

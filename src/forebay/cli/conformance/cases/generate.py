@@ -31,7 +31,7 @@ WHOLE: Final[dict[str, bytes | Json]] = {
 
 
 def events(answer: Answer) -> Json:
-    """What a stream of server-sent events said; for any other answer its body."""
+    """The events of an SSE stream; for any other response its body."""
     kind = answer.headers.get("content-type", "")
     seen: dict[str, Json] = {"status": answer.status, "content type": kind}
     if "event-stream" not in kind:
@@ -61,7 +61,7 @@ async def _numbers(server: Server) -> Json:
 
 
 async def _number(server: Server) -> Json:
-    """One number stands for a tensor of one element."""
+    """A scalar stands for a tensor of one element."""
     answers = [await server.post("/v2/models/about/generate", {"IN": each}) for each in (1, [1], 1.5, True)]
     return [answer.seen() for answer in answers]
 
@@ -82,7 +82,7 @@ async def _decoupled_infer(server: Server) -> Json:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *(_whole(name, body) for name, body in WHOLE.items()),
         *(_stream(name, body) for name, body in WHOLE.items()),

@@ -1,4 +1,4 @@
-"""System shared memory: regions registered, used, out of range. Suite and server must share a machine."""
+"""System shared memory: registering, using and exceeding regions. Suite and server must run on the same machine."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SIZE: Final = 4096
 
 @asynccontextmanager
 async def _region(server: Server, name: str = "region", **changes: Json) -> AsyncIterator[tuple[SharedMemory, Json]]:
-    """Memory that is registered under `name`, with what the server said to that; it is unregistered afterwards."""
+    """Shared memory registered as `name`, with the response to that; it is unregistered afterwards."""
     memory = SharedMemory(f"forebay-{secrets.token_hex(4)}", create=True, size=SIZE)
     try:
         body: dict[str, Json] = {"key": f"/{memory.name}", "offset": 0, "byte_size": 64, **changes}
@@ -35,7 +35,7 @@ def _shared(size: Json = 16, offset: Json = None, name: str = "region") -> dict[
 
 
 async def _both_ways(server: Server) -> Json:
-    """Inputs are read from the region, outputs written into it."""
+    """Inputs are read from the region, outputs are written to it."""
     async with _region(server) as (memory, registered):
         view = memory.buf
         assert view is not None
@@ -86,7 +86,7 @@ async def _twice(server: Server) -> Json:
 
 
 async def _fields(server: Server) -> Json:
-    """Registering without what it needs."""
+    """Registering without required fields."""
     bodies: list[bytes | Json] = [b"", {}, {"key": "/x"}, {"byte_size": 16}, {"key": 7, "byte_size": 16}, []]
     return [(await server.post(f"{PATH}/region/region/register", body)).seen() for body in bodies]
 
@@ -106,7 +106,7 @@ async def _device(server: Server) -> Json:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         Check("memory/both ways", _both_ways, ("add_sub",)),
         _input("beyond its end", _shared(offset=56)),

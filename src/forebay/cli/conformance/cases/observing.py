@@ -1,4 +1,4 @@
-"""What operators read and set: metrics, settings of tracing and logging. What is changed is put back."""
+"""Observability: metrics, trace and log settings. Changed settings are restored."""
 
 import asyncio
 import re
@@ -47,7 +47,7 @@ TRACE_BACK: Final[Json] = {"trace_level": None, "trace_rate": None, "trace_count
 
 
 def _steady(seen: dict[str, Json]) -> Json:
-    """Without where the server keeps its files, and what only OpenTelemetry has."""
+    """Without file paths, which depend on the server."""
     body = seen.get("body")
     if isinstance(body, dict):
         return {**seen, "body": {key: value for key, value in body.items() if key not in {"trace_file", "log_file"}}}
@@ -72,7 +72,7 @@ def _log(name: str, body: bytes | Json) -> Check:
 
 
 async def _trace_of_model(server: Server) -> Json:
-    """A model's own setting goes before the server's, and null takes it away."""
+    """A model's own setting overrides the server's, and null clears it."""
     path = "/v2/models/add_sub/trace/setting"
     bodies: list[Json] = [{"trace_rate": "77"}, {"trace_rate": None}]
     seen = [_steady((await server.get(path)).seen())]
@@ -108,13 +108,13 @@ async def _by_rpc(server: Server) -> Json:
 
 SAMPLE: Final = re.compile(r"^(nv_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 SETTLE_S: Final = 0.3
-"""Triton counts a request a moment after it has been answered."""
+"""Triton counts a request shortly after responding."""
 NEWER: Final = frozenset({"nv_model_load_duration_secs"})
-"""Metrics of later versions than the recorded one: that a server has them is no difference."""
+"""Metrics of newer Triton versions than the recorded one: having them is no deviation."""
 
 
 async def _of(server: Server, model: str) -> dict[str, Json]:
-    """Samples of a model: counts as they are, durations as whether there are any. Labels in alphabetical order."""
+    """Samples of a model: counts unchanged, durations as whether they are positive. Labels are sorted."""
     await asyncio.sleep(SETTLE_S)
     assert server.metrics is not None
     text = (await server.http.get(server.metrics)).text
@@ -129,7 +129,7 @@ async def _of(server: Server, model: str) -> dict[str, Json]:
 
 
 async def _requests(server: Server) -> Json:
-    """Two good requests, one that is refused at once."""
+    """Two valid requests, and one that is rejected at once."""
     await server.reload("plain")
     body: dict[str, Any] = {"inputs": [vector(shape=[4]), vector("IN1", shape=[4])]}
     for given in (body, body, {"inputs": body["inputs"][:1]}):
@@ -138,7 +138,7 @@ async def _requests(server: Server) -> Json:
 
 
 async def _failures(server: Server) -> Json:
-    """One that the model answers, one that it raises at."""
+    """One request that succeeds, and one that makes the model raise."""
     await server.reload("broken")
     for how in ("fine", "raise"):
         given = {"name": "HOW", "datatype": "BYTES", "shape": [1, 1], "data": [how]}
@@ -147,7 +147,7 @@ async def _failures(server: Server) -> Json:
 
 
 async def _rejected(server: Server) -> Json:
-    """Five at once where one runs and two may wait, after one that goes ahead."""
+    """After a first request: five at once where one runs and two may queue."""
     await server.reload("queue_short")
     arrivals = [Arrival(), *(Arrival(0.04 + number * 0.02) for number in range(4))]
     await arrive(server, "queue_short", arrivals)
@@ -155,18 +155,18 @@ async def _rejected(server: Server) -> Json:
 
 
 async def _batch(server: Server) -> Json:
-    """One alone and then 4 in one batch."""
+    """One request alone, then four in one batch."""
     await server.reload("preferred")
     await arrive(server, "preferred", [Arrival()] * 4)
     return await _of(server, "preferred")
 
 
 METRICS: Final = {"plain": _requests, "broken": _failures, "queue_short": _rejected, "preferred": _batch}
-"""Model and check: names, labels and counts that dashboards made for Triton read, after known requests."""
+"""Check by model: metric names, labels and counts that Triton dashboards use, after known requests."""
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *(_trace(name, body) for name, body in TRACES.items()),
         *(_log(name, body) for name, body in LOGS.items()),

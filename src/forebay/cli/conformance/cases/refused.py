@@ -1,4 +1,4 @@
-"""Requests over HTTP that are wrong in one place each, and a few that look wrong but are not."""
+"""HTTP requests with one error each, and a few that look wrong but are valid."""
 
 import gzip
 import json
@@ -15,18 +15,18 @@ PATH: Final = "/v2/models/add_sub/infer"
 
 
 def vector(name: Json = "IN0", **changes: Any) -> dict[str, Any]:
-    """One good input of `add_sub`, changed; a change to None takes the field away."""
+    """A valid input of `add_sub` with changes; a change to None removes the field."""
     fields = {"name": name, "datatype": "FP32", "shape": [1, 4], "data": ONES, **changes}
     return {key: value for key, value in fields.items() if value is not None}
 
 
 def request(first: Any = None, **more: Any) -> dict[str, Any]:
-    """A good request of `add_sub` but for its first input and for `more`."""
+    """A request for `add_sub` with this first input and these additional fields."""
     return {"inputs": [vector() if first is None else first, vector("IN1")], **more}
 
 
 def raw(size: Any, name: str = "IN0") -> dict[str, Any]:
-    """An input whose data follows the JSON."""
+    """An input with binary data."""
     return vector(name, data=None, parameters={"binary_data_size": size})
 
 
@@ -128,7 +128,7 @@ BODIES: Final[dict[str, bytes | Json]] = {
         outputs=[{"name": "OUT0", "parameters": {"shared_memory_region": "nowhere", "shared_memory_byte_size": 16}}]
     ),
 }
-"""Bodies for `add_sub`: two inputs FP32 [batch, 4], batches of at most 8."""
+"""Bodies for `add_sub`: two FP32 inputs [batch, 4], batch size at most 8."""
 
 Binary = tuple[Mapping[str, str], Json, bytes]
 BINARIES: Final[dict[str, Binary]] = {
@@ -154,7 +154,7 @@ BINARIES: Final[dict[str, Binary]] = {
         RAW * 2,
     ),
 }
-"""Headers, JSON, and what follows the JSON."""
+"""Headers, JSON, and the binary data after it."""
 
 WORD: Final = packed("BYTES", [b"word"])
 WORDS: Final[dict[str, tuple[list[int], bytes]]] = {
@@ -212,7 +212,7 @@ PLACES: Final[dict[str, tuple[str, str]]] = {
     "root": ("GET", "/"),
     "models": ("GET", "/v2/models"),
 }
-"""Method and path; those with POST carry a good request for `add_sub`."""
+"""Method and path; POST requests carry a valid body for `add_sub`."""
 
 
 def _body(name: str, body: bytes | Json) -> Check:
@@ -248,7 +248,7 @@ def _place(name: str, method: str, path: str) -> Check:
     async def run(server: Server) -> Json:
         seen = (await server.ask(method, path, request() if method in {"POST", "PUT"} else None)).inferred()
         if path.endswith(("/live", "/ready")):
-            seen.pop("body", None)  # the protocol has a JSON body there, Triton none
+            seen.pop("body", None)  # the protocol specifies a JSON body here, Triton sends none
         return seen
 
     return Check(f"http/{name}", run, ("add_sub",))
@@ -262,7 +262,7 @@ def _coded(name: str, coding: str, body: bytes) -> Check:
 
 
 def checks() -> list[Check]:
-    """One per row of the tables."""
+    """One check per row of the tables."""
     good = json.dumps(request()).encode()
     return [
         *(_body(name, body) for name, body in BODIES.items()),

@@ -1,4 +1,4 @@
-"""Calls over gRPC, right and wrong."""
+"""gRPC calls, valid and invalid."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -58,7 +58,7 @@ INFERENCES: Final[dict[str, tuple[Inputs, dict[str, Any]]]] = {
     "reserved parameter": (GOOD, {"parameters": {"triton_anything": 1}}),
     "shared memory unknown": (GOOD, {"parameters": {"shared_memory_region": "nowhere"}}),
 }
-"""ModelInfer of `add_sub`."""
+"""ModelInfer requests for `add_sub`."""
 
 TYPED: Final[dict[str, list[Any]]] = {
     "BOOL": [True, False], "INT8": [-1, 1], "INT16": [-1, 1], "INT32": [-1, 1], "INT64": [-(2**63), 1],
@@ -99,11 +99,11 @@ CALLS: Final[dict[str, tuple[str, dict[str, Json]]]] = {
     "trace setting unknown": ("TraceSetting", {"settings": {"colour": {"value": ["green"]}}}),
     "log setting unknown": ("LogSettings", {"settings": {"colour": {"string_param": "green"}}}),
 }
-"""Other calls, and what is sent."""
+"""Other calls, with their messages."""
 
 
 def rpc(server: Server) -> "Rpc":
-    """The server over gRPC; checks that ask for it are not run without."""
+    """The gRPC client; checks that use it are skipped without a gRPC address."""
     assert server.rpc is not None
     return server.rpc
 
@@ -141,7 +141,7 @@ def _call(name: str, method: str, message: dict[str, Json]) -> Check:
 
 
 def checks() -> list[Check]:
-    """One per row of the tables."""
+    """One check per row of the tables."""
     return [
         *(_inference(name, *row) for name, row in INFERENCES.items()),
         *(_typed(datatype, values, raw) for datatype, values in TYPED.items() for raw in (False, True)),

@@ -1,4 +1,4 @@
-"""Which batches come of which arrivals, who goes first, and who is refused. Needs a machine with time to spare."""
+"""Batching, ordering and rejection of requests. The timing needs a machine that is not loaded."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from forebay.cli.conformance.check import Check, Json
 from forebay.cli.conformance.server import Server
 
 GAP_S: Final = 0.02
-"""Between requests whose order matters."""
+"""Interval between requests whose order matters."""
 
 PREFIX: Final = "scheduling/"
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a pattern."""
+    """One request of an arrival pattern."""
 
     at_s: float = 0.0
     rows: int = 1
@@ -29,7 +29,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: the execution it was part of, how many requests and rows that had, or the refusal."""
+    """The execution that served a request, with its number of requests and rows, or the error."""
 
     execution: int = 0
     requests: int = 0
@@ -55,31 +55,31 @@ async def _send(server: Server, model: str, arrival: Arrival, start: float, *, b
         return Outcome(
             status=answer.status, error=str(seen.get("error", "")), took_s=done - sent, done_s=done - start
         )
-    told = answer.json["outputs"][0]["data"]
-    return Outcome(told[0], told[1], told[2], took_s=done - sent, done_s=done - start)
+    data = answer.json["outputs"][0]["data"]
+    return Outcome(data[0], data[1], data[2], took_s=done - sent, done_s=done - start)
 
 
 async def arrive(server: Server, model: str, arrivals: Sequence[Arrival]) -> list[Outcome]:
-    """Send the pattern; outcomes in the order of the pattern. One request goes ahead, to connect."""
+    """Send a pattern and return the outcomes in its order. A first request opens the connection."""
     await _send(server, model, Arrival(), time.monotonic(), batches=True)
     start = time.monotonic() + 0.05
     return list(await asyncio.gather(*(_send(server, model, each, start, batches=True) for each in arrivals)))
 
 
 def executions(outcomes: Sequence[Outcome]) -> Json:
-    """Requests and rows of each execution, in their order."""
+    """Requests and rows of each execution, in order."""
     found = {each.execution: [each.requests, each.rows] for each in outcomes if each.status == 200}
     return [found[key] for key in sorted(found)]
 
 
 def order(outcomes: Sequence[Outcome]) -> Json:
-    """The numbers of the requests, in the order they were executed; refused ones are left out."""
+    """The numbers of the requests in order of execution, without rejected ones."""
     served = [(each.execution, number) for number, each in enumerate(outcomes) if each.status == 200]
     return [number for _, number in sorted(served)]
 
 
 def refusals(outcomes: Sequence[Outcome]) -> Json:
-    """Number, status and text of the refused ones."""
+    """Number, status and error of the rejected requests."""
     return [
         {"number": number, "status": each.status, "error": each.error}
         for number, each in enumerate(outcomes)
@@ -89,7 +89,7 @@ def refusals(outcomes: Sequence[Outcome]) -> Json:
 
 BURST: Final = [Arrival() for _ in range(11)]
 SPREAD: Final = [Arrival(number * 0.08) for number in range(8)]
-"""One request each 80 ms."""
+"""One request every 80 ms."""
 
 PATTERNS: Final[dict[str, tuple[str, Sequence[Arrival]]]] = {
     "delay, 1 request": ("delayed", BURST[:1]),
@@ -110,10 +110,10 @@ PATTERNS: Final[dict[str, tuple[str, Sequence[Arrival]]]] = {
     "shapes a a b a": ("shapes", [Arrival(at * GAP_S, width=each) for at, each in enumerate((1, 1, 2, 1))]),
     "ragged shapes a a b a": ("ragged", [Arrival(at * GAP_S, width=each) for at, each in enumerate((1, 1, 2, 1))]),
 }
-"""Model and arrivals: which executions come of them."""
+"""Model and arrival pattern; the resulting executions are compared."""
 
 PATIENCE: Final = {"delayed": 0.25, "preferred": 0.25, "preferred_one": 0.25}
-"""Of models that wait for more requests: an answer that took longer than this has waited."""
+"""For models with a queue delay: a response that took longer has waited for more requests."""
 
 
 def _pattern(name: str, model: str, arrivals: Sequence[Arrival]) -> Check:
@@ -136,7 +136,7 @@ def _ordered(name: str, model: str, arrivals: Sequence[Arrival]) -> Check:
 
 
 def _after_one(*arrivals: tuple[int, int]) -> list[Arrival]:
-    """One request that is executed at once, then these (priority, timeout µs) while it runs."""
+    """One request that is executed at once, then these (priority, timeout in µs) while it runs."""
     later = [
         Arrival(0.04 + GAP_S * number, priority=priority, timeout_us=timeout)
         for number, (priority, timeout) in enumerate(arrivals)
@@ -154,11 +154,11 @@ ORDERS: Final[dict[str, tuple[str, Sequence[Arrival]]]] = {
     "own timeout longer than the queue's": ("queue_override", _after_one((0, 9_000_000))),
     "own timeout, no policy": ("eager", _after_one((0, 1000))),
 }
-"""Model and arrivals: who is served when, and who is refused."""
+"""Model and arrival pattern; the order of execution and the rejections are compared."""
 
 
 async def _refused_counters(server: Server) -> Json:
-    """A refused request counts as failed, not as an inference."""
+    """A rejected request counts as failed, not as an inference."""
     await server.reload("queue_short")
     await arrive(server, "queue_short", _after_one(*[(0, 0)] * 4))
     await asyncio.sleep(0.2)
@@ -166,7 +166,7 @@ async def _refused_counters(server: Server) -> Json:
 
 
 async def _batch_counters(server: Server) -> Json:
-    """11 requests in few executions: what is counted per batch size."""
+    """11 requests in few executions: counters per batch size."""
     await server.reload("delayed")
     await arrive(server, "delayed", BURST)
     await asyncio.sleep(0.2)
@@ -195,7 +195,7 @@ def _together(name: str, models: tuple[str, str], limit_s: float) -> Check:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         *(_pattern(name, *row) for name, row in PATTERNS.items()),
         *(_ordered(name, *row) for name, row in ORDERS.items()),

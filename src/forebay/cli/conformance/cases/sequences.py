@@ -1,4 +1,4 @@
-"""Sequences: requests that belong together go to one instance, in their order, with controls."""
+"""Sequences: requests with the same id go to one instance, in order, with control inputs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def _turns(model: str, name: str, turns: Sequence[Turn]) -> Check:
 
 def _idle(model: str) -> Check:
     async def run(server: Server) -> Json:
-        """A sequence that says nothing for longer than 2 s has ended."""
+        """A sequence without requests for longer than 2 s has ended."""
         first = await _turn(server, model, (20, 1, True, False))
         await asyncio.sleep(3.5)
         return [first, await _turn(server, model, (20, 1, False, False))]
@@ -51,7 +51,7 @@ def _idle(model: str) -> Check:
 
 def _more_than_slots(model: str) -> Check:
     async def run(server: Server) -> Json:
-        """More sequences than slots: those that wait are served when one ends; all sums are right."""
+        """More sequences than slots: waiting ones are served when one ends; all sums are right."""
 
         async def whole(sequence: int) -> Json:
             sums: list[Json] = []
@@ -67,12 +67,12 @@ def _more_than_slots(model: str) -> Check:
 
 
 async def _ended_by_order(server: Server) -> Json:
-    """Model metadata does not show the controls: clients do not send them."""
+    """Model metadata does not show the control inputs: clients do not send them."""
     return (await server.get("/v2/models/direct")).seen()
 
 
 def checks() -> list[Check]:
-    """The same for both strategies."""
+    """The same checks for both strategies."""
     both = ("direct", "oldest")
     return [
         *(_turns(model, name, turns) for model in both for name, turns in TURNS.items()),

@@ -1,4 +1,4 @@
-"""Streams over gRPC: several requests on one, decoupled models with any number of answers, cancelling."""
+"""gRPC streams: several requests on one, decoupled models with any number of responses, cancellation."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ async def _single(server: Server) -> Json:
 
 
 async def _coupled(server: Server) -> Json:
-    """Ordinary models answer on streams too; a bad request does not end the stream."""
+    """Models that are not decoupled work on streams too; an invalid request does not end the stream."""
     from forebay.cli.conformance.rpc import infer
 
     good = infer("add_sub", GOOD, id="good")
@@ -66,7 +66,7 @@ async def _nothing(server: Server) -> Json:
 
 
 async def _cancelled(server: Server) -> Json:
-    """After a client has gone away in the middle, the model is free for the next one."""
+    """After a client has cancelled a stream, the model serves the next request."""
     call = rpc(server).stub.ModelStreamInfer()
     await call.write(_repeat(1000, 20))
     first = await call.read()
@@ -77,7 +77,7 @@ async def _cancelled(server: Server) -> Json:
 
 
 def checks() -> list[Check]:
-    """All of this file."""
+    """All checks of this module."""
     return [
         _counted("3 answers", [3]),
         _counted("no answers", [0]),

@@ -1,4 +1,4 @@
-"""Models of the conformance suite for Triton's Python backend: read as files, never imported.
+"""Models of the conformance suite for Triton's Python backend: copied as files, never imported.
 
-They run wherever the server under test runs them, so they use nothing but numpy and what Python 3.8 has.
+They run on the server under test, so they use only numpy and Python 3.8.
 """

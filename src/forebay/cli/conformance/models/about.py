@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Tells what the model learns of a request besides its tensors, and sends parameters back."""
+"""Returns what the model is told about a request besides its tensors."""
 
 import json
 
@@ -11,11 +11,11 @@ class TritonPythonModel:
     """ABOUT: a JSON object, keys sorted."""
 
     def initialize(self, args):
-        """Keep what `initialize` was told; places and devices differ between servers."""
+        """Keep the arguments of `initialize` that are the same on every server."""
         self.args = {key: args[key] for key in ("model_name", "model_version", "model_instance_kind")}
 
     def execute(self, requests):
-        """Tell."""
+        """Return the metadata of each request."""
         responses = []
         for request in requests:
             about = {

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""A sequence's running sum, and the controls that came with the request."""
+"""The running sum of a sequence, and the control inputs of the request."""
 
 import numpy as np
 import triton_python_backend_utils as pb
@@ -9,11 +9,11 @@ class TritonPythonModel:
     """OUT = [sum so far, start, end, ready]; SEEN = the correlation id as the model sees it."""
 
     def initialize(self, args):
-        """Begin without sequences."""
+        """Start without sequences."""
         self.sums = {}
 
     def execute(self, requests):
-        """Add."""
+        """Add to the sums."""
         responses = []
         for request in requests:
 
@@ -24,7 +24,7 @@ class TritonPythonModel:
             if start:
                 self.sums[sequence] = 0
             self.sums[sequence] = self.sums.get(sequence, 0) + flag("IN")
-            told = np.array([[self.sums[sequence], start, end, ready]], dtype=np.int32)
+            sums = np.array([[self.sums[sequence], start, end, ready]], dtype=np.int32)
             seen = np.array([[sequence]], dtype=np.uint64)
-            responses.append(pb.InferenceResponse([pb.Tensor("OUT", told), pb.Tensor("SEEN", seen)]))
+            responses.append(pb.InferenceResponse([pb.Tensor("OUT", sums), pb.Tensor("SEEN", seen)]))
         return responses

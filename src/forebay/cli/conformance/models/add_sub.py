@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb
 
 
 class TritonPythonModel:
-    """OUT0 = IN0 + IN1, OUT1 = IN0 - IN1; only what was asked for."""
+    """OUT0 = IN0 + IN1, OUT1 = IN0 - IN1; only requested outputs."""
 
     def execute(self, requests):
         """Answer each request."""

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Fails in the way that its input names, one way per request of a batch where that is possible."""
+"""Fails in the way that its input selects, per request of a batch where possible."""
 
 import numpy as np
 import triton_python_backend_utils as pb
 
 
 class TritonPythonModel:
-    """HOW (text) says what goes wrong; OUT would be two FP32."""
+    """HOW (text) selects the failure; OUT would be two FP32."""
 
     def execute(self, requests):
-        """Fail, or answer if HOW is `fine`."""
+        """Fail, or succeed if HOW is `fine`."""
         hows = [pb.get_input_tensor_by_name(each, "HOW").as_numpy().reshape(-1)[0].decode() for each in requests]
         if "raise" in hows:
             raise ValueError("raised by the model")
@@ -24,7 +24,7 @@ class TritonPythonModel:
         return [self.answer(how) for how in hows]
 
     def answer(self, how):
-        """One response, damaged as asked."""
+        """One response, with the selected error."""
         good = pb.Tensor("OUT", np.array([[1, 2]], dtype=np.float32))
         if how == "error":
             return pb.InferenceResponse(output_tensors=[], error=pb.TritonError("an error of one response"))

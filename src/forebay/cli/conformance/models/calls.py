@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Calls other models (business logic scripting): one at a time, at once, and one that is not there."""
+"""Calls other models (business logic scripting): one, two at once, and one that does not exist."""
 
 import asyncio
 
@@ -14,21 +14,21 @@ def ask(left, right, model="add_sub"):
 
 
 def out(response, name):
-    """An output of another model. Raises what that model answered instead."""
+    """An output of the called model. Raises that model's error."""
     if response.has_error():
         raise pb.TritonModelException(response.error().message())
     return pb.get_output_tensor_by_name(response, name).as_numpy()
 
 
 class TritonPythonModel:
-    """HOW `one`, `both` or `missing`; OUT: what came of IN [1, 4]."""
+    """HOW is `one`, `both` or `missing`; OUT: the result for IN [1, 4]."""
 
     async def execute(self, requests):
-        """Call, and answer."""
+        """Call the other model, and respond."""
         return [await self.answer(request) for request in requests]
 
     async def answer(self, request):
-        """One request; an error of the model called is its error."""
+        """One request; an error of the called model becomes its error."""
         how = pb.get_input_tensor_by_name(request, "HOW").as_numpy().reshape(-1)[0].decode()
         value = pb.get_input_tensor_by_name(request, "IN").as_numpy()
         try:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Gives back each input `IN…` as output `OUT…`, whatever its type; BF16 has no numpy form, hence the capsules."""
+"""Returns each input `IN…` as output `OUT…`, whatever its type; BF16 has no numpy type, hence DLPack."""
 
 import triton_python_backend_utils as pb
 
@@ -8,7 +8,7 @@ class TritonPythonModel:
     """Identity."""
 
     def execute(self, requests):
-        """Answer each request with what it brought."""
+        """Return the inputs of each request."""
         responses = []
         for request in requests:
             outputs = []

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Tells how it was called: the number of the execution, how many requests it had, which model version this is."""
+"""Reports how it was called: number of the execution, its number of requests, and the model version."""
 
 import json
 import time
@@ -20,15 +20,15 @@ class TritonPythonModel:
         self.executions = 0
 
     def execute(self, requests):
-        """Sleep, then tell."""
+        """Sleep, then report."""
         self.executions += 1
         arrays = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         rows = sum(len(array) if self.batches else 1 for array in arrays)
         time.sleep(self.sleep_s)
-        told = [self.executions, len(requests), rows, self.version]
+        counts = [self.executions, len(requests), rows, self.version]
         responses = []
         for array in arrays:
-            one = np.array(told, dtype=np.int64)
+            one = np.array(counts, dtype=np.int64)
             answer = np.tile(one, (len(array), 1)) if self.batches else one
             responses.append(pb.InferenceResponse(output_tensors=[pb.Tensor("TELL", answer)]))
         return responses

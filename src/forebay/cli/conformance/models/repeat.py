@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Decoupled: answers a request with as many responses as its input says, and perhaps with an error after them."""
+"""Decoupled: sends as many responses as its input says, optionally followed by an error."""
 
 import time
 
@@ -11,7 +11,7 @@ class TritonPythonModel:
     """COUNT [1] responses with OUT [1] = 0, 1, 2 …; a negative count: an error after that many."""
 
     def execute(self, requests):
-        """Send the responses, then the end."""
+        """Send the responses, then the final flag."""
         final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         for request in requests:
             count = int(pb.get_input_tensor_by_name(request, "COUNT").as_numpy().reshape(-1)[0])

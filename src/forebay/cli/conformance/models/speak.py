@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""A text model for the generate extension: says its input word by word, or all at once."""
+"""A text model for the generate extension: returns its input word by word."""
 
 import numpy as np
 import triton_python_backend_utils as pb
 
 
 class TritonPythonModel:
-    """Decoupled: a response per word of `text_input`; REPEAT (optional) says it more than once."""
+    """Decoupled: one response per word of `text_input`; REPEAT (optional) repeats the text."""
 
     def execute(self, requests):
-        """Speak. The word `oops` ends with an error."""
+        """Send the words. The word `oops` ends with an error."""
         final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         for request in requests:
             text = pb.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()

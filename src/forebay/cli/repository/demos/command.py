@@ -42,7 +42,7 @@ def demo(
         raise UserError(text, WRONG_USAGE) from None
     for model in DEMO.values() if not names else ():
         if model not in models:
-            console.print(f"left out: {model.name}{_hint(model)}", style="yellow", markup=False)
+            console.print(f"skipped: {model.name}{_hint(model)}", style="yellow", markup=False)
     problems = [problem for model in models if (problem := _write(model, folder, console))]
     if len(problems) < len(models):
         console.print(f"Serve them: forebay serve --repository {folder}")
@@ -51,7 +51,7 @@ def demo(
 
 
 def _write(model: "DemoModel", folder: Path, console: "Console") -> str:
-    """Write one model and say so; returns what is wrong, or nothing."""
+    """Write one model and print its path; returns the problem, or ""."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     from forebay.cli.repository.demos.writing import write
@@ -61,18 +61,18 @@ def _write(model: "DemoModel", folder: Path, console: "Console") -> str:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(model.name, total=None)
 
-        def tell(stage: str, done: int, total: int | None) -> None:
+        def report(stage: str, done: int, total: int | None) -> None:
             bars.update(bar, description=f"{model.name}: {stage}", completed=done, total=total)
 
         try:
-            write(model, folder, settings.home(), tell)
+            write(model, folder, settings.home(), report)
         except (SourceError, OSError) as error:
             return f"{model.name}: {error}"
         except ImportError as error:
             return f"{model.name}: making it needs a package that is not installed ({error}){_hint(model)}"
     console.print(f"{folder / model.name}")
     if model.missing:
-        text = f"  {', '.join(model.missing)} not installed, which it needs to run{_hint(model)}"
+        text = f"  {', '.join(model.missing)} not installed, but needed at run time{_hint(model)}"
         console.print(text, style="yellow", markup=False)
     return ""
 
@@ -82,7 +82,7 @@ def _hint(model: "DemoModel") -> str:
 
 
 def show() -> None:
-    """Print a table of the demo models; steps are shown with what they are steps of."""
+    """Print a table of the demo models, with the steps of each ensemble."""
     from rich.table import Table
 
     from forebay.cli.repository.demos.table import DEMO

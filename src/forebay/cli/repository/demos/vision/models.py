@@ -1,4 +1,4 @@
-"""Models of pictures in the demo: what is on them, where, which part is a person, and what is written there."""
+"""Vision models of the demo: classification, detection, segmentation of people, and OCR."""
 
 import shutil
 from collections.abc import Sequence
@@ -35,16 +35,16 @@ OCR_READ: Final = Part(
 
 
 def _copy(name: str, target: Path, _: Sequence[Path]) -> None:
-    """Write what another model of the demo has too."""
+    """Copy a file of another demo model."""
     source = resources.files("forebay.cli").joinpath("demo", "repository", "ssd-mobilenet-pixels", "1", name)
     with source.open("rb") as packed, target.open("wb") as plain:
         shutil.copyfileobj(packed, plain)
 
 
 IMAGING: Final = Made(partial(_copy, "imaging.py"))
-"""How files become pixels."""
+"""Decodes image files to pixels."""
 SQUEEZED: Final = Made(partial(_copy, "model.py"))
-"""The step that squeezes pictures to one size."""
+"""The step that resizes images to one size."""
 MODELS: Final = (
     DemoModel(
         "efficientnet-lite0",
@@ -123,4 +123,4 @@ MODELS: Final = (
         "vision",
     ),
 )
-"""Those of this kind, for the table."""
+"""The vision models, for the table."""

@@ -1,4 +1,4 @@
-"""The reader of PP-OCRv4 with less to say, and the characters that it knows."""
+"""The recogniser of PP-OCRv4 with a smaller output, and its character set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any, Final
 
 INPUT: Final = "x"
 CHARACTERS: Final = "character"
-"""Where the model's file has its characters: one on each line."""
+"""Metadata key of the character set: one character per line."""
 
 
 def make_network(target: Path, parts: Sequence[Path]) -> None:
-    """Write the network with the likeliest character as its output, instead of a number for each of 6625.
+    """Write the network with the most likely character as its output, instead of 6625 probabilities.
 
     Input: `PIXELS`, FP32 [lines, 3, 48, width]; outputs: `CHARACTER`, INT64, and `SURE`, FP32, both [lines, places].
     """
@@ -41,7 +41,7 @@ def make_network(target: Path, parts: Sequence[Path]) -> None:
 
 
 def make_characters(target: Path, parts: Sequence[Path]) -> None:
-    """Write the characters that the network knows, one on each line."""
+    """Write the character set of the network, one character per line."""
     import onnx
 
     about: dict[str, Any] = {each.key: each.value for each in onnx.load(parts[0]).metadata_props}

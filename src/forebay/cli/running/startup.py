@@ -1,4 +1,4 @@
-"""What `forebay up` tells while a cluster starts, and once it is ready."""
+"""What `forebay up` prints while a cluster starts, and once it is ready."""
 
 import asyncio
 import os
@@ -19,11 +19,11 @@ ACCESS = {
     "open": "no API key needed; open to everybody who can reach it (gateway.auth: open)",
     "keys": "API key required; `forebay keys create --tenant NAME` creates one",
 }
-"""What `gateway.auth` means, by its values."""
+"""The meaning of the values of `gateway.auth`."""
 
 
 def has_terminal() -> bool:
-    """Whether there is a terminal to press Ctrl-C at. When it is closed, SIGHUP comes too, and means to stop."""
+    """Whether there is a controlling terminal. Closing it sends SIGHUP, which then means to stop."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -32,7 +32,7 @@ def has_terminal() -> bool:
 
 
 async def reload_on(asked: asyncio.Event, reload: Reloader) -> None:
-    """Read the cluster file again whenever it is asked for; several requests at once are one."""
+    """Reload the cluster file whenever asked; several requests at once count as one."""
     while True:
         await asked.wait()
         asked.clear()
@@ -44,14 +44,14 @@ def _status(control: Controller) -> Status:
 
 
 async def show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int]) -> None:
-    """Follow the start until everything is ready, then say so once."""
+    """Show the progress of the start, then the addresses once everything is ready."""
     await parts.control.look()
     if screen.adopted:
         screen.line(f"adopted {screen.adopted} running processes")
     while not (status := _status(parts.control)).complete:
         screen.starting(status)
         await asyncio.sleep(SHOW_EVERY_S)
-    screen.still()
+    screen.stop_bars()
     screen.line(f"\nready after {wall_s() - began:.1f} s\n", "bold green")
     screen.line(f"  OpenAI API  {parts.plan.gateway_url}/v1")
     if parts.plan.gateway_url.startswith("https:"):
@@ -67,7 +67,7 @@ async def show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int
 
 
 def _example(plan: Plan) -> str:
-    """A request to copy into a shell."""
+    """An example request for the shell."""
     routes = [model.routes for model in plan.models]
     model = next((r for r in routes if r.task is Task.CHAT), routes[0])
     key = ' \\\n  -H "authorization: Bearer $FOREBAY_API_KEY"' if plan.auth == "keys" else ""

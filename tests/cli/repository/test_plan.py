@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from forebay.cli.repository.grpc import GrpcWish
+from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.plan import ServerOptions, amount, cpus, plan_of, size, tracing
 from forebay.cli.repository.screen import example_request
-from forebay.cli.repository.triton import TritonWish
-from forebay.cli.repository.wish import Wish, amount, cpus, plan_of, size, tracing
+from forebay.cli.repository.triton import TritonOptions
 from forebay.cli.settings import UserError
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.limiter import Amount
@@ -17,9 +17,9 @@ from forebay.modelserver.models.options import Control
 
 
 @pytest.fixture
-def wish(tmp_path: Path) -> Wish:
+def wish(tmp_path: Path) -> ServerOptions:
     """The defaults of the command."""
-    return Wish(
+    return ServerOptions(
         repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
         disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
         allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
@@ -28,11 +28,11 @@ def wish(tmp_path: Path) -> Wish:
         max_string_elements=9, http_header_forward_pattern=None, exit_on_error="true", strict_readiness="true",
         exit_timeout_secs=30, model_load_thread_count=4, memory_budget=None, hang_timeout_secs=60,
         process_memory_limit=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None,
-        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcWish(), triton=TritonWish(),
+        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcOptions(), triton=TritonOptions(),
     )  # fmt: skip
 
 
-def test_options_become_a_plan(wish: Wish) -> None:
+def test_options_become_a_plan(wish: ServerOptions) -> None:
     plan = plan_of(
         replace(
             wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
@@ -42,7 +42,7 @@ def test_options_become_a_plan(wish: Wish) -> None:
             host_policy=["n,cpu-cores=0-1", "n,numa-node=1", "g,gpus=MIG-1,MIG-2"],
             backend_config=["x,y=z", ",default-max-batch-size=9"],
             exit_on_error="false",
-            metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"], grpc=GrpcWish("high"),
+            metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"], grpc=GrpcOptions("high"),
         )
     )  # fmt: skip
     options = plan.models
@@ -83,13 +83,13 @@ def test_options_become_a_plan(wish: Wish) -> None:
         ({"metrics_config": ["summary_quantiles=a:0"]}, "expected QUANTILE:ERROR"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_option(wish: Wish, change: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_read_is_named_with_its_option(wish: ServerOptions, change: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as error:
         plan_of(replace(wish, **change))
     assert text in str(error.value)
 
 
-def test_the_folder_of_a_model_is_no_repository(wish: Wish, tmp_path: Path) -> None:
+def test_the_folder_of_a_model_is_no_repository(wish: ServerOptions, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.pbtxt").touch()
     with pytest.raises(UserError) as error:

@@ -1,4 +1,4 @@
-"""What the command line says about a model server, and the plan that it becomes."""
+"""Turns the options of a model server into its plan."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from forebay import __version__
-from forebay.cli.repository.grpc import GrpcWish
-from forebay.cli.repository.triton import TritonWish
+from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.triton import TritonOptions
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
@@ -37,8 +37,8 @@ LIMITED: Final = "execution_count"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """The options as given, by their names."""
+class ServerOptions:
+    """The options as given, by name."""
 
     repository: list[Path]
     model_control_mode: str
@@ -75,13 +75,13 @@ class Wish:
     host_policy: list[str] | None
     trace_config: list[str] | None
     metrics_config: list[str] | None
-    grpc: GrpcWish
-    triton: TritonWish
+    grpc: GrpcOptions
+    triton: TritonOptions
 
 
-def plan_of(wish: Wish) -> Plan:
-    """The plan. Raises `UserError` for what cannot be read."""
-    for folder in wish.repository:
+def plan_of(given: ServerOptions) -> Plan:
+    """The plan. Raises `UserError` for invalid options."""
+    for folder in given.repository:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder. A repository is a folder with one folder for each model.")
         if not os.access(folder, os.R_OK | os.X_OK):
@@ -89,75 +89,75 @@ def plan_of(wish: Wish) -> Plan:
         if (folder / CONFIG_FILE).exists():
             above, alone = shlex.quote(str(folder.absolute().parent)), shlex.quote(str(folder))
             raise UserError(
-                f"{folder} is the folder of a model; a repository is the one above it. Serve that, or this model:\n"
+                f"{folder} is the folder of a model; a repository is its parent folder. Serve that, or this model:\n"
                 f"  forebay serve --repository {above}\n"
                 f"  forebay serve {alone}"
             )
-    if not (_on(wish.allow_http) or _on(wish.allow_grpc)):
+    if not (_on(given.allow_http) or _on(given.allow_grpc)):
         raise UserError(
             "--allow-http and --allow-grpc are both false: the server would accept no requests.", WRONG_USAGE
         )
     forwarded = None
-    if wish.http_header_forward_pattern is not None:
-        forwarded = _read("--http-header-forward-pattern", re.compile, wish.http_header_forward_pattern)
+    if given.http_header_forward_pattern is not None:
+        forwarded = _read("--http-header-forward-pattern", re.compile, given.http_header_forward_pattern)
     doors = Doors(
-        wish.host,
-        wish.http_port if _on(wish.allow_http) else None,
-        wish.grpc_port if _on(wish.allow_grpc) else None,
-        wish.metrics_port if _on(wish.allow_metrics) else None,
+        given.host,
+        given.http_port if _on(given.allow_http) else None,
+        given.grpc_port if _on(given.allow_grpc) else None,
+        given.metrics_port if _on(given.allow_metrics) else None,
     )
-    size_max = wish.http_max_input_size
+    size_max = given.http_max_input_size
     return Plan(
-        _options(wish),
+        _options(given),
         doors,
         body_bytes_max=size_max,
-        bodies_bytes_max=_read("--http-max-bodies-size", size, wish.http_max_bodies_size),
+        bodies_bytes_max=_read("--http-max-bodies-size", size, given.http_max_bodies_size),
         front=FrontOptions(
-            name=wish.triton.server_id,
+            name=given.triton.server_id,
             version=__version__,
             json_bytes_max=size_max,
-            json_output_bytes_max=_read("--http-max-json-output-size", size, wish.http_max_json_output_size),
-            strings_max=wish.max_string_elements,
+            json_output_bytes_max=_read("--http-max-json-output-size", size, given.http_max_json_output_size),
+            strings_max=given.max_string_elements,
             forwarded_headers=forwarded,
         ),
-        rpc=rpc_options(wish.grpc, wish.triton.server_id),
-        exit_on_error=_on(wish.exit_on_error),
-        drain_s=float(wish.exit_timeout_secs),
-        tracing=tracing([*_trace_file(wish.triton.trace_file), *(wish.trace_config or ())]),
-        latencies=_shown(wish.metrics_config or ()),
-        gpus_every_s=wish.triton.metrics_interval_ms / 1000 if _on(wish.triton.allow_gpu_metrics) else 0.0,
+        rpc=rpc_options(given.grpc, given.triton.server_id),
+        exit_on_error=_on(given.exit_on_error),
+        drain_s=float(given.exit_timeout_secs),
+        tracing=tracing([*_trace_file(given.triton.trace_file), *(given.trace_config or ())]),
+        latencies=_shown(given.metrics_config or ()),
+        gpus_every_s=given.triton.metrics_interval_ms / 1000 if _on(given.triton.allow_gpu_metrics) else 0.0,
     )
 
 
-def rpc_options(wish: GrpcWish, name: str = "forebay") -> RpcOptions:
-    """How the gRPC front is set up. Raises `UserError`."""
+def rpc_options(given: GrpcOptions, name: str = "forebay") -> RpcOptions:
+    """The settings of the gRPC server. Raises `UserError`."""
     forwarded = None
-    if wish.grpc_header_forward_pattern is not None:
-        forwarded = _read("--grpc-header-forward-pattern", re.compile, wish.grpc_header_forward_pattern)
+    if given.grpc_header_forward_pattern is not None:
+        forwarded = _read("--grpc-header-forward-pattern", re.compile, given.grpc_header_forward_pattern)
     return RpcOptions(
         name=name,
         version=__version__,
-        message_bytes_max=wish.grpc_max_message_size,
-        messages_bytes_max=_read("--grpc-max-messages-size", size, wish.grpc_max_messages_size),
-        compression=_COMPRESSIONS[wish.grpc_infer_response_compression_level],
+        message_bytes_max=given.grpc_max_message_size,
+        messages_bytes_max=_read("--grpc-max-messages-size", size, given.grpc_max_messages_size),
+        compression=_COMPRESSIONS[given.grpc_infer_response_compression_level],
         forwarded_headers=forwarded,
         keepalive=Keepalive(
-            ping_s=wish.grpc_keepalive_time / 1000,
-            ping_timeout_s=wish.grpc_keepalive_timeout / 1000,
-            ping_without_calls=_on(wish.grpc_keepalive_permit_without_calls),
-            ping_least_s=wish.grpc_http2_min_recv_ping_interval_without_data / 1000,
-            strikes_max=wish.grpc_http2_max_ping_strikes,
-            age_s=wish.grpc_max_connection_age / 1000 or math.inf,
-            age_grace_s=wish.grpc_max_connection_age_grace / 1000 or math.inf,
+            ping_s=given.grpc_keepalive_time / 1000,
+            ping_timeout_s=given.grpc_keepalive_timeout / 1000,
+            ping_without_calls=_on(given.grpc_keepalive_permit_without_calls),
+            ping_least_s=given.grpc_http2_min_recv_ping_interval_without_data / 1000,
+            strikes_max=given.grpc_http2_max_ping_strikes,
+            age_s=given.grpc_max_connection_age / 1000 or math.inf,
+            age_grace_s=given.grpc_max_connection_age_grace / 1000 or math.inf,
         ),
-        tls=_tls(wish) if _on(wish.grpc_use_ssl) or _on(wish.grpc_use_ssl_mutual) else None,
+        tls=_tls(given) if _on(given.grpc_use_ssl) or _on(given.grpc_use_ssl_mutual) else None,
     )
 
 
-def _tls(wish: GrpcWish) -> RpcTls:
-    """Raises `UserError`."""
-    server = TlsSpec(wish.grpc_server_cert, wish.grpc_server_key)
-    clients = wish.grpc_root_cert if _on(wish.grpc_use_ssl_mutual) else None
+def _tls(given: GrpcOptions) -> RpcTls:
+    """The TLS settings. Raises `UserError`."""
+    server = TlsSpec(given.grpc_server_cert, given.grpc_server_key)
+    clients = given.grpc_root_cert if _on(given.grpc_use_ssl_mutual) else None
     try:
         load(server, clients, HTTP_2)
     except BadPair as error:
@@ -169,39 +169,39 @@ def _tls(wish: GrpcWish) -> RpcTls:
     return RpcTls(server, clients)
 
 
-def _options(wish: Wish) -> Options:
-    hosts = _host_policies(wish.host_policy or ())
+def _options(given: ServerOptions) -> Options:
+    hosts = _host_policies(given.host_policy or ())
     gpus = visible(os.environ)
     rules = Rules(
         gpus=tuple(range(max((len(gpus), *(len(host.gpus) for host in hosts.values()))))),
         gpu_backends=computing(),
-        max_batch_default=_default_batch(wish.backend_config or ()),
-        auto_complete=not (wish.disable_auto_complete_config or _on(wish.strict_model_config)),
-        allow_pickle=frozenset(wish.allow_pickle or ()),
-        config_name=wish.model_config_name,
+        max_batch_default=_default_batch(given.backend_config or ()),
+        auto_complete=not (given.disable_auto_complete_config or _on(given.strict_model_config)),
+        allow_pickle=frozenset(given.allow_pickle or ()),
+        config_name=given.model_config_name,
     )
-    if wish.load_model and wish.model_control_mode != Control.EXPLICIT:
+    if given.load_model and given.model_control_mode != Control.EXPLICIT:
         raise UserError(
-            f"--load-model needs --model-control-mode explicit: '{wish.model_control_mode}' serves all models.",
+            f"--load-model needs --model-control-mode explicit: '{given.model_control_mode}' serves all models.",
             WRONG_USAGE,
         )
     return Options(
-        repositories=tuple(folder.absolute() for folder in wish.repository),
-        control=Control(wish.model_control_mode),
-        startup=tuple(wish.load_model or ()),
-        poll_s=float(wish.repository_poll_secs),
-        strict_readiness=_on(wish.strict_readiness),
+        repositories=tuple(folder.absolute() for folder in given.repository),
+        control=Control(given.model_control_mode),
+        startup=tuple(given.load_model or ()),
+        poll_s=float(given.repository_poll_secs),
+        strict_readiness=_on(given.strict_readiness),
         rules=rules,
-        drain_s=float(wish.exit_timeout_secs),
-        loads_max=wish.model_load_thread_count,
-        cache_bytes=_cache_bytes(wish),
-        memory_bytes=_read("--memory-budget", size, wish.memory_budget) if wish.memory_budget else 0,
-        strings_max=wish.max_string_elements,
-        hang_s=float(wish.hang_timeout_secs),
-        rss_bytes_max=_read("--process-memory-limit", size, wish.process_memory_limit or "0"),
-        pinned=frozenset(wish.pin or ()),
-        limited=wish.rate_limit == LIMITED,
-        amounts=tuple(_read("--rate-limit-resource", amount, each) for each in wish.rate_limit_resource or ()),
+        drain_s=float(given.exit_timeout_secs),
+        loads_max=given.model_load_thread_count,
+        cache_bytes=_cache_bytes(given),
+        memory_bytes=_read("--memory-budget", size, given.memory_budget) if given.memory_budget else 0,
+        strings_max=given.max_string_elements,
+        hang_s=float(given.hang_timeout_secs),
+        rss_bytes_max=_read("--process-memory-limit", size, given.process_memory_limit or "0"),
+        pinned=frozenset(given.pin or ()),
+        limited=given.rate_limit == LIMITED,
+        amounts=tuple(_read("--rate-limit-resource", amount, each) for each in given.rate_limit_resource or ()),
         hosts=hosts,
         gpus=gpus,
     )
@@ -220,7 +220,7 @@ def size(text: str) -> int:
 
 
 def amount(text: str) -> Amount:
-    """`name:count` or `name:count:device`. Raises ValueError."""
+    """A resource amount from `name:count` or `name:count:device`. Raises ValueError."""
     name, _, rest = text.partition(":")
     count, _, device = rest.partition(":")
     if not name or not count.isdigit() or not (device.isdigit() or not device):
@@ -229,7 +229,7 @@ def amount(text: str) -> Amount:
 
 
 def cpus(text: str) -> tuple[int, ...]:
-    """The CPUs of `0-3,8`. Raises ValueError."""
+    """CPU numbers from `0-3,8`. Raises ValueError."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -240,7 +240,7 @@ def cpus(text: str) -> tuple[int, ...]:
 
 
 def tracing(pairs: Sequence[str]) -> Tracing:
-    """The trace settings of `level=…`, `rate=…`, `count=…`, `triton,file=…` and `triton,log-frequency=…`."""
+    """Trace settings from `level=…`, `rate=…`, `count=…`, `triton,file=…` and `triton,log-frequency=…`."""
     levels: list[str] = []
     rate, count, frequency, file = 1000, -1, 0, ""
     for pair in pairs:
@@ -286,7 +286,7 @@ def _shown(pairs: Sequence[str]) -> Shown:
 
 
 def _quantiles(pair: str, text: str) -> tuple[float, ...]:
-    """As Triton has them: each with an error that is allowed, which is of no use to our summaries."""
+    """Quantiles in Triton's format: the allowed error of each has no effect here."""
     try:
         found = [tuple(map(float, each.split(":"))) for each in text.split(",")]
         if all(len(each) == 2 and 0 < each[0] < 1 for each in found):
@@ -310,13 +310,13 @@ def _trace_file(path: str) -> list[str]:
     return [f"triton,file={path}"] if path else []
 
 
-def _cache_bytes(wish: Wish) -> int:
-    given = wish.triton.response_cache_byte_size
-    if not wish.cache_config:
-        return given
-    if given:
-        raise UserError("--cache-config and --response-cache-byte-size mean the same: give only one.", WRONG_USAGE)
-    return _cache(wish.cache_config)
+def _cache_bytes(given: ServerOptions) -> int:
+    legacy = given.triton.response_cache_byte_size
+    if not given.cache_config:
+        return legacy
+    if legacy:
+        raise UserError("--cache-config and --response-cache-byte-size are the same: give only one.", WRONG_USAGE)
+    return _cache(given.cache_config)
 
 
 def _cache(text: str) -> int:
@@ -328,7 +328,7 @@ def _cache(text: str) -> int:
 
 
 def _host_policies(texts: Sequence[str]) -> dict[str, Placement]:
-    """Several options may speak of one policy."""
+    """Several options may belong to the same policy."""
     found: dict[str, dict[str, str]] = {}
     for text in texts:
         name, _, setting = text.partition(",")
