@@ -154,7 +154,7 @@ def test_with_publishers_a_model_has_to_be_signed(run: Run) -> None:
     )
     assert "is signed with the key" in said(run("ann", "registry", "sign", "embed@champion", "--key", "key.pem"))
     assert prepared().engine == "onnx"
-    assert "nobody" not in said(run("ann", "registry", "show", "embed@champion"))
+    assert "no one" not in said(run("ann", "registry", "show", "embed@champion"))
 
 
 def test_a_signature_of_openssf_s_program_is_as_good_as_one_of_ours(run: Run) -> None:

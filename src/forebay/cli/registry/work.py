@@ -149,7 +149,7 @@ def show(listed: Listed, as_json: bool) -> None:
         "engine": ", ".join(f"{key}={value}" for key, value in revision.settings.items()),
         "source": revision.source,
         "artifact": f"{revision.artifact} ({size(listed.size_bytes)})",
-        "signed by": ", ".join(listed.signed_by) or "nobody",
+        "signed by": ", ".join(listed.signed_by) or "no one",
         "registered": f"{_time(revision.created_at)} by {revision.created_by}",
         **revision.metadata,
     }

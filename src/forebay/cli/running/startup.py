@@ -16,7 +16,7 @@ SHOW_EVERY_S = 0.2
 STOPS = "Ctrl-C stops the cluster."
 ACCESS = {
     "off": "no API key needed; reachable from this machine only (gateway.auth: off)",
-    "open": "no API key needed; open to everybody who can reach it (gateway.auth: open)",
+    "open": "no API key needed; open to anyone who can reach it (gateway.auth: open)",
     "keys": "API key required; `forebay keys create --tenant NAME` creates one",
 }
 """The meaning of the values of `gateway.auth`."""

@@ -41,7 +41,7 @@ FleetOption = Annotated[
     list[str] | None,
     typer.Option(
         help=f"Autoscaling policy, one of {FLEETS}; repeatable.",
-        show_default="nobody, or the `scale` of the description",
+        show_default="none, or the `scale` of the description",
     ),
 ]
 SetOption = Annotated[

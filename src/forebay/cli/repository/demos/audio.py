@@ -157,7 +157,7 @@ MODELS: Final = (
     DemoModel(
         name="voice-activity",
         task="",
-        about="whether anybody speaks: Silero VAD (MIT), as sequences that share batches",
+        about="voice activity detection: Silero VAD (MIT), as sequences that share batches",
         files={
             "1/model.onnx": Made(
                 make_vad,

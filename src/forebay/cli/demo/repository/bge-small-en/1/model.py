@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Embeddings of texts: BERT, of which the vector of the first token, at length one, stands for the text.
+"""Text embeddings: BERT, with the normalised vector of the first token as the embedding.
 
-Rows of a batch run beside each other, each by itself: the int8 weights scale activations by what they are run with,
-so that in one array a text's vector would depend on its neighbours. It is also faster, for nothing is padded.
+Rows of a batch run in parallel, each by itself: int8 quantisation scales activations by what they are run with, so
+that in one array a text's vector would depend on its neighbours. It is also faster, as nothing is padded.
 """
 
 import os
@@ -15,14 +15,14 @@ import triton_python_backend_utils as pb
 from tokenizers import Tokenizer
 
 TOKENS_MAX = 512
-"""Positions that the model has learnt."""
+"""Maximum number of positions of the model."""
 
 
 class TritonPythonModel:
-    """One instance: a thread for each CPU."""
+    """One instance: a thread per CPU."""
 
     def initialize(self, args):
-        """Open tokenizer and network."""
+        """Load tokenizer and network."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
@@ -31,17 +31,17 @@ class TritonPythonModel:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         # without VNNI, sums of 8-bit products overflow (by a quarter, say); no effect on other processors
         options.add_session_config_entry("session.x64quantprecision", "1")
-        options.enable_mem_pattern = False  # patterns are kept per shape, and every text has another one
+        options.enable_mem_pattern = False  # patterns are cached per shape, and every text has a different one
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
         self.inputs = [each.name for each in self.session.get_inputs()]
         self.threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
     def execute(self, requests):
-        """Answer each request; one with a text that the model cannot take is answered with an error."""
+        """Answer each request; one with a text that the model cannot process gets an error."""
         return [finish() for finish in [self.start(request) for request in requests]]
 
     def start(self, request):
-        """Have the texts of a request embedded; returns what waits for it."""
+        """Submit the texts of a request; returns a function that waits for the embeddings."""
         try:
             texts = [each.decode() for each in pb.get_input_tensor_by_name(request, "TEXT").as_numpy()[:, 0]]
             encodings = [self.encode(text, row) for row, text in enumerate(texts)]
@@ -57,14 +57,14 @@ class TritonPythonModel:
         )
 
     def encode(self, text, row):
-        """A text as tokens."""
+        """Tokenize a text."""
         found = self.tokenizer.encode(text)
         if len(found) > TOKENS_MAX:
             raise ValueError(f"input[{row}]: it has {len(found)} tokens; this model takes at most {TOKENS_MAX}")
         return found
 
     def embed(self, encoding):
-        """The vector of a text."""
+        """The embedding of a text."""
         values = {
             "input_ids": encoding.ids,
             "attention_mask": encoding.attention_mask,

@@ -17,14 +17,14 @@ from transformers import CLIPModel, PreTrainedTokenizerFast
 PIXELS_MAX = 20_000_000
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
 DEVIATION = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
-"""Of the images that CLIP was trained with."""
+"""Mean and deviation of CLIP's training images."""
 
 
 class TritonPythonModel:
     """One instance."""
 
     def initialize(self, args):
-        """Open both towers."""
+        """Load both towers."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.model = CLIPModel.from_pretrained(folder).eval()
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -33,11 +33,11 @@ class TritonPythonModel:
         self.tokens_max = self.model.config.text_config.max_position_embeddings
 
     def execute(self, requests):
-        """Answer each request; one with an image that is none is answered with an error."""
+        """Answer each request; one with an invalid image gets an error."""
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
-        """Each image of a request with the texts of its row."""
+        """Compare each image of a request with the texts of its row."""
         images, texts = (pb.get_input_tensor_by_name(request, name).as_numpy() for name in ("IMAGE", "TEXT"))
         try:
             pixels = np.stack([self.pixels(data) for data in images[:, 0]])
@@ -60,10 +60,10 @@ class TritonPythonModel:
         return pb.InferenceResponse([pb.Tensor(name, value.numpy()) for name, value in outputs.items()])
 
     def pixels(self, data):
-        """An image as the network wants it: its middle, scaled."""
+        """Preprocess an image: centre crop, scaled."""
         try:
             image = Image.open(io.BytesIO(data))
-        except UnidentifiedImageError:  # its own words name an object in memory
+        except UnidentifiedImageError:  # its own message names an object in memory
             raise ValueError("IMAGE: not an image that can be read") from None
         if image.width * image.height > PIXELS_MAX:
             raise ValueError(f"IMAGE: it has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")

@@ -12,19 +12,19 @@ import triton_python_backend_utils as pb
 
 CHARS_MAX = 100_000
 UNUSED = ("tagger", "parser", "senter", "attribute_ruler", "lemmatizer")
-"""Parts of the pipeline that names do not need."""
+"""Parts of the pipeline that entity recognition does not need."""
 
 
 class TritonPythonModel:
     """One instance."""
 
     def initialize(self, args):
-        """Open the pipeline."""
+        """Load the pipeline."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.pipeline = spacy.load(folder / "en_core_web_sm", exclude=UNUSED)
 
     def execute(self, requests):
-        """Answer each request; one with a text that is none is answered with an error."""
+        """Answer each request; one with an invalid text gets an error."""
         batches = [self.texts(pb.get_input_tensor_by_name(request, "INPUT")) for request in requests]
         documents = self.pipeline.pipe([text for batch in batches if isinstance(batch, list) for text in batch])
         return [

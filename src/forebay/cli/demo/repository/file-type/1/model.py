@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""What kind of file some bytes are: Magika's network, its five likeliest kinds.
+"""Detects the type of files: Magika's network, its five most likely labels.
 
-It sees the first and the last 1,024 bytes that are left when white space around the content (its first and last
-4,096 bytes) is taken away; places beyond the content have the number 256. These are the features that its package
-documents. Labels are the network's own: the package's thresholds by kind are left to whoever asks.
+The input is the first and the last 1,024 bytes of the content after stripping surrounding white space (within its
+first and last 4,096 bytes); positions beyond the content have the value 256. These are the features that its package
+documents. Labels are the network's own: the package's thresholds per label are left to the client.
 """
 
 import json
@@ -20,7 +20,7 @@ class TritonPythonModel:
     """One instance."""
 
     def initialize(self, args):
-        """Open the network."""
+        """Load the network."""
         folder = Path(args["model_repository"]) / args["model_version"]
         settings = json.loads((folder / "config.min.json").read_text())
         self.sizes = settings["beg_size"], settings["end_size"]
@@ -32,7 +32,7 @@ class TritonPythonModel:
         self.input = self.session.get_inputs()[0].name
 
     def execute(self, requests):
-        """Answer all requests by one run."""
+        """Answer all requests in one run."""
         batches = [pb.get_input_tensor_by_name(request, "INPUT").as_numpy()[:, 0] for request in requests]
         features = np.stack([self.features(data) for batch in batches for data in batch])
         chances = self.session.run(None, {self.input: features})[0]
@@ -45,7 +45,7 @@ class TritonPythonModel:
         ]
 
     def features(self, data):
-        """What the network sees of a file."""
+        """The network's input for a file."""
         first, last = self.sizes
         found = np.full(first + last, self.padding, np.int32)
         begin = np.frombuffer(data[: self.block].lstrip()[:first], np.uint8)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Which language a text is in: fastText's 176 languages, the five likeliest, as ISO 639 codes."""
+"""The language of a text: fastText's 176 languages, the five most likely, as ISO 639 codes."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ class TritonPythonModel:
     """One instance; a text takes microseconds."""
 
     def initialize(self, args):
-        """Open the model."""
+        """Load the model."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.model = fasttext.load_model(str(folder / "lid.176.ftz"))
 
@@ -24,7 +24,7 @@ class TritonPythonModel:
         return [self.answer(pb.get_input_tensor_by_name(request, "INPUT").as_numpy()[:, 0]) for request in requests]
 
     def answer(self, rows):
-        """The likeliest languages of each text; what is not UTF-8 counts as signs that no language has."""
+        """The most likely languages of each text; bytes that are not UTF-8 are replaced."""
         labels = np.full((len(rows), LABELS), b"", object)
         scores = np.zeros((len(rows), LABELS), np.float32)
         for row, data in enumerate(rows):

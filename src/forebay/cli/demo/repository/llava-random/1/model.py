@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""Text about an image, piece by piece: Hugging Face's LLaVA. Its weights are random, and so is what it says.
+"""Text about an image, streamed: Hugging Face's LLaVA. Its weights are random, and so is its output.
 
-It shows how such a model is served: decoupled, one response for each token, until it is done or nobody listens.
+It shows how such a model is served: decoupled, one response per token, until it is done or the client is gone.
 `from_pretrained` reads this folder; the image is a file, or its base64 where the request is JSON.
 """
 
@@ -20,14 +20,14 @@ TOKENS_DEFAULT, TOKENS_MAX = 16, 256
 PROMPT = "<s>USER: {image}\n{text} ASSISTANT:"
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
 DEVIATION = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
-"""Of the images that the vision tower was trained with."""
+"""Mean and deviation of the vision tower's training images."""
 
 
 class TritonPythonModel:
     """One instance: one conversation at a time."""
 
     def initialize(self, args):
-        """Open the network."""
+        """Load the network."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -37,7 +37,7 @@ class TritonPythonModel:
         self.end = config.text_config.eos_token_id
 
     def execute(self, requests):
-        """Send the answers; there is nothing to return."""
+        """Send the responses; nothing is returned."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -47,7 +47,7 @@ class TritonPythonModel:
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def answer(self, request, sender):
-        """Token by token, the likeliest each time."""
+        """Greedy decoding, token by token."""
         given = {each.name(): each.as_numpy().ravel()[0] for each in request.inputs()}
         wanted = int(given.get("max_tokens", TOKENS_DEFAULT))
         if not 1 <= wanted <= TOKENS_MAX:
@@ -68,7 +68,7 @@ class TritonPythonModel:
             sender.send(pb.InferenceResponse([pb.Tensor("text_output", np.array([text], object))]))
 
     def pixels(self, data):
-        """An image as the vision tower wants it: scaled, whatever its proportions."""
+        """Preprocess an image: scaled, ignoring its aspect ratio."""
         if data[:4] not in (b"\x89PNG", b"RIFF", b"GIF8") and data[:2] != b"\xff\xd8":
             try:
                 data = base64.b64decode(data, validate=True)
@@ -76,7 +76,7 @@ class TritonPythonModel:
                 raise ValueError(f"image: neither a file nor base64: {error}") from None
         try:
             image = Image.open(io.BytesIO(data))
-        except UnidentifiedImageError:  # its own words name an object in memory
+        except UnidentifiedImageError:  # its own message names an object in memory
             raise ValueError("image: not an image that can be read") from None
         if image.width * image.height > PIXELS_MAX:
             raise ValueError(f"image: it has {image.width} x {image.height} pixels; at most {PIXELS_MAX} are taken")

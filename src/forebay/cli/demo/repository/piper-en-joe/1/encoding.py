@@ -1,4 +1,4 @@
-"""Samples as files of the usual formats, piece by piece, with FFmpeg behind PyAV; WAV needs nothing."""
+"""Encodes samples as audio files in chunks, with FFmpeg through PyAV; WAV needs no library."""
 
 import io
 import struct
@@ -12,13 +12,10 @@ ENCODERS = {
     "aac": ("adts", "aac", 0, 64_000),
     "pcm": ("s16le", "pcm_s16le", 24_000, 0),
 }
-"""Format → FFmpeg's container and codec; samples a second (0: those of the voice) and bits a second (0: no choice).
-
-PCM says nothing of its rate, so it has the one that clients of OpenAI's API expect.
-"""
+"""Format → FFmpeg's container and codec; sample rate (0: the voice's) and bit rate (0: not applicable)."""
 FORMATS = ("wav", *ENCODERS)
 UNKNOWN_BYTES = 0xFFFFFFFF
-"""What a WAV file says of its length while nobody knows it; players read to the end."""
+"""Length in a WAV header while it is unknown; players then read to the end."""
 
 
 class Wav:
@@ -28,17 +25,17 @@ class Wav:
         self._head = wav_head(rate_hz)
 
     def add(self, samples):
-        """The bytes for more samples."""
+        """Encode more samples."""
         head, self._head = self._head, b""
         return head + samples.astype("<i2").tobytes()
 
     def end(self):
-        """The last bytes."""
+        """The final bytes."""
         return self._head
 
 
 class Coded:
-    """What FFmpeg makes of the samples."""
+    """Encoding by FFmpeg."""
 
     def __init__(self, format, rate_hz):
         container, codec, coded_hz, bits_per_s = ENCODERS[format]
@@ -50,21 +47,21 @@ class Coded:
             self._stream.bit_rate = bits_per_s
 
     def add(self, samples):
-        """The bytes for more samples; those of the last ones may come later."""
+        """Encode more samples; the bytes of the last ones may follow later."""
         frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), "s16", "mono")
         frame.sample_rate = self._rate_hz
         self._file.mux(self._stream.encode(frame))
         return self._pipe.taken()
 
     def end(self):
-        """The last bytes."""
+        """The final bytes."""
         self._file.mux(self._stream.encode(None))
         self._file.close()
         return self._pipe.taken()
 
 
 class _Pipe(io.RawIOBase):
-    """Keeps what is written until it is taken. Nothing can go back in it, as in a stream."""
+    """A buffer of written bytes until they are taken. It cannot seek, like a stream."""
 
     def __init__(self):
         self._data = bytearray()
@@ -82,12 +79,12 @@ class _Pipe(io.RawIOBase):
 
 
 def encoder(format, rate_hz):
-    """For one file of samples of 16 bits."""
+    """An encoder for one file of 16-bit samples."""
     return Wav(rate_hz) if format == "wav" else Coded(format, rate_hz)
 
 
 def wav_head(rate_hz):
-    """The 44 bytes before the samples."""
+    """The 44-byte WAV header."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate_hz, 2 * rate_hz, 2, 16)
     return b"".join(
         (struct.pack("<4sI4s", b"RIFF", UNKNOWN_BYTES, b"WAVE"), form, struct.pack("<4sI", b"data", UNKNOWN_BYTES))

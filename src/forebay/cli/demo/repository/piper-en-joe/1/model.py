@@ -1,4 +1,4 @@
-"""Piper voices on ONNX Runtime: sentences become pieces of an audio file."""
+"""Piper voices on ONNX Runtime: sentences become chunks of an audio file."""
 
 import json
 import os
@@ -14,21 +14,21 @@ from .phonemes import Phonemizer
 
 THREADS_MAX = 4
 PAUSE_S = 0.2
-"""Of silence after each sentence."""
+"""Silence after each sentence, in seconds."""
 PEAK = 0.9
-"""The loudest sample of a sentence, of 1. Voices differ much in loudness."""
+"""Peak level of a sentence, relative to full scale. Voices differ much in loudness."""
 PAD, BEGIN, END = "_", "^", "$"
 SPEEDS = (0.25, 4.0)
 TEXT_CHARS_MAX = 4096
 OTHER_NAMES = (
     "alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse",
 )  # fmt: skip
-"""OpenAI's voices. Clients that name one of them get the voice that there is."""
+"""OpenAI's voices. Clients that name one of them get this voice."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """Answers with pieces of a file, one for each sentence if the model is decoupled."""
+    """Responds with chunks of a file, one per sentence if the model is decoupled."""
 
     def initialize(self, args):
         """Load the voice."""
@@ -50,7 +50,7 @@ class TritonPythonModel:
         return None if self.decoupled else responses
 
     def answer(self, request):
-        """The last response to a request; those before it are sent."""
+        """The last response to a request; earlier ones are sent."""
         sender = request.get_response_sender() if self.decoupled else None
         found = []
         try:
@@ -70,7 +70,7 @@ class TritonPythonModel:
         return last
 
     def speak(self, request):
-        """The pieces of the file, made as they are taken."""
+        """The chunks of the file, generated lazily."""
         options = json.loads(request.parameters())
         format, speed = options.get("format", "wav"), float(options.get("speed", 1.0))
         if format not in FORMATS:
@@ -97,7 +97,7 @@ class TritonPythonModel:
         """16-bit samples of one sentence."""
         ids = [*self.ids[BEGIN], *self.ids[PAD]]
         for each in unicodedata.normalize("NFD", phonemes):
-            if each in self.ids:  # others are sounds that the voice has not learned
+            if each in self.ids:  # others are sounds that the voice was not trained on
                 ids += [*self.ids[each], *self.ids[PAD]]
         ids += self.ids[END]
         given = self.voice["inference"]
@@ -109,9 +109,9 @@ class TritonPythonModel:
 
 
 def response(piece):
-    """A piece of the file."""
+    """A chunk of the file."""
     return pb_utils.InferenceResponse([pb_utils.Tensor("AUDIO", np.array([piece], object))])
 
 
 class OptionError(Exception):
-    """Something of the request cannot be honoured; the text begins with the field's name."""
+    """A parameter of the request is not supported; the text begins with its name."""

@@ -1,4 +1,4 @@
-"""Text as the phonemes that Piper voices know, in sentences: espeak-ng through its C interface."""
+"""Converts text to the phonemes of Piper voices, by sentence: espeak-ng through its C interface."""
 
 import ctypes
 import re
@@ -8,22 +8,22 @@ from textwrap import wrap
 
 INITIALIZE_DONT_EXIT = 0x8000
 SYNCHRONOUS = 2
-"""`AUDIO_OUTPUT_SYNCHRONOUS`: nothing is played, and there is no thread for it."""
+"""`AUDIO_OUTPUT_SYNCHRONOUS`: no playback, and no thread for it."""
 UTF8 = 1
 IPA = 2
 _MARK = re.compile(r"([.,;:!?\u2014\u2026])[\"'\u201d\u2019)\]]*\s*\S?\s*$")
-"""The mark that a clause ends with; espeak-ng has read one character of the next clause."""
+"""The punctuation mark at the end of a clause; espeak-ng has read one character of the next clause."""
 _ABBREVIATION = re.compile(r"\b(Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e)\.\s*\S?\s*$", re.I)
 _AS = {"\u2014": ",", "\u2026": "."}
 PHONEMES_MAX = 500
-"""Of a sentence: the memory that a voice needs grows with the square of its length."""
+"""Maximum length of a sentence: the memory that a voice needs grows with its square."""
 SENTENCE_ENDS = ".!?"
 WORD_BYTES = 8
-"""A clause is looked at from so far before its beginning: of a first word the beginning was taken already."""
+"""How far before its start a clause is searched: the start of its first word may have been consumed already."""
 
 
 class Phonemizer:
-    """espeak-ng with one voice. It is not safe for threads, and a process has one."""
+    """espeak-ng with one voice. It is not thread-safe, and there is one per process."""
 
     def __init__(self, voice: str) -> None:
         library, data = _found()
@@ -36,7 +36,7 @@ class Phonemizer:
             raise RuntimeError(f"espeak-ng has no voice {voice!r}")
 
     def sentences(self, text: str) -> Iterator[str]:
-        """The phonemes of each sentence, with the marks that stand in it; what is too long for one comes in parts."""
+        """The phonemes of each sentence, with its punctuation; sentences that are too long are split."""
         spoken = ""
         for clause, phonemes in self._clauses(text):
             mark = _mark(clause)
@@ -47,7 +47,7 @@ class Phonemizer:
         yield from _parts(spoken)
 
     def _clauses(self, text: str) -> Iterator[tuple[str, str]]:
-        """Clauses, with something of what stands before them, and their phonemes."""
+        """Clauses, with some preceding characters, and their phonemes."""
         data = text.replace("\0", " ").encode()
         buffer = ctypes.create_string_buffer(data)
         start = ctypes.addressof(buffer)
@@ -72,7 +72,7 @@ def _mark(clause: str) -> str:
 
 
 def _found() -> tuple[str, bytes | None]:
-    """The library and its data: of the package `espeakng-loader`, else what the system has."""
+    """The library and its data: from the package `espeakng-loader`, else from the system."""
     try:
         import espeakng_loader
     except ImportError:

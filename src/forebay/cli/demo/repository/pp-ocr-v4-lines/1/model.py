@@ -1,7 +1,7 @@
-"""From a map of where text is to the lines of text themselves.
+"""From the probability map of text to images of the text lines.
 
-How a map becomes boxes is described in "Real-time Scene Text Detection with Differentiable Binarization"
-(arXiv 1911.08947); the thresholds are those that PP-OCRv4 is used with.
+The conversion of maps to boxes is described in "Real-time Scene Text Detection with Differentiable Binarization"
+(arXiv 1911.08947); the thresholds are the defaults of PP-OCRv4.
 """
 
 import math
@@ -11,27 +11,27 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 TEXT_MIN = 0.3
-"""A pixel from which on it is text."""
+"""Probability from which on a pixel counts as text."""
 BOX_MIN = 0.5
-"""The mean of what is within an outline from which on it is a line."""
+"""Mean probability within an outline from which on it is a line."""
 GROWTH = 1.6
-"""The map shows the core of lines; boxes grow by area / circumference times this on every side."""
+"""The map shows the core of lines; boxes grow by area / perimeter times this on every side."""
 CORE_MIN, BOX_SIDE_MIN = 3, 5
-"""Pixels that the shorter side must have before and after growing."""
+"""Minimum length of the shorter side in pixels, before and after growing."""
 LINES_MAX = 256
-"""Of one page, from the top."""
+"""Maximum number of lines per page, from the top."""
 COLUMNS_MAX = 640_000
-"""Of all lines together, each as wide as the widest, which bounds the memory: longer lines are squeezed."""
+"""Maximum total width of all lines, padded to the widest, to bound the memory: longer lines are squeezed."""
 HEIGHT, WIDTH_MIN = 48, 320
-"""What the reader of lines was trained with, at least."""
+"""Minimum width, as in the recogniser's training."""
 BEGINNING, SQUEEZED = 192, 2
-"""How wide the beginning of a line is made to see whether it stands on its head; how far it is squeezed for that."""
+"""Width of the start of a line for the check whether it is upside down; how far it may be squeezed for that."""
 UPRIGHT = 1.5
-"""A box that is this many times as high as wide has text that runs downwards (or up: see the next step)."""
+"""A box with this ratio of height to width has vertical text, downwards (or upwards: see the next step)."""
 
 
 class TritonPythonModel:
-    """Answers with lines as pictures of one size, padded at the right."""
+    """Responds with line images of one size, padded on the right."""
 
     def execute(self, requests):
         return [self._answer(request) for request in requests]
@@ -40,8 +40,8 @@ class TritonPythonModel:
         scores, page, size = (
             pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("MAP", "PAGE", "SIZE")
         )
-        page = np.ascontiguousarray(page[:, :, ::-1])  # blue, green, red, as the networks were trained
-        shares = in_reading_order(boxes(scores[0, 0]))[:LINES_MAX]  # of width and height
+        page = np.ascontiguousarray(page[:, :, ::-1])  # BGR, as the networks were trained
+        shares = in_reading_order(boxes(scores[0, 0]))[:LINES_MAX]  # relative to width and height
         lines = [cut(page, each * (page.shape[1], page.shape[0])) for each in shares]
         width = max([WIDTH_MIN, *(line.shape[1] for line in lines)])
         width = max(WIDTH_MIN, min(width, COLUMNS_MAX // max(1, len(lines))))
@@ -63,7 +63,7 @@ class TritonPythonModel:
 
 
 def boxes(scores):
-    """Boxes of lines on a map: corners from the top left clockwise, as shares of width and height."""
+    """Boxes of lines on a map: corners clockwise from the top left, relative to width and height."""
     height, width = scores.shape
     core = cv2.dilate((scores > TEXT_MIN).astype(np.uint8), np.ones((2, 2), np.uint8))
     found = []
@@ -79,7 +79,7 @@ def boxes(scores):
 
 
 def corners(rectangle):
-    """The corners of a turned rectangle: top left, top right, bottom right, bottom left as one reads."""
+    """The corners of a rotated rectangle: top left, top right, bottom right, bottom left in reading direction."""
     points = sorted(cv2.boxPoints(rectangle).tolist())
     (top_left, bottom_left), (top_right, bottom_right) = (
         sorted(each, key=lambda point: point[1]) for each in (points[:2], points[2:])
@@ -88,7 +88,7 @@ def corners(rectangle):
 
 
 def mean_within(scores, outline):
-    """The mean of a map within an outline: lines that are bent fill only a part of their boxes."""
+    """The mean of a map within an outline: curved lines fill only a part of their boxes."""
     low, high = outline.min(axis=0), outline.max(axis=0)
     mask = np.zeros((high - low + 1)[::-1], np.uint8)
     cv2.fillPoly(mask, [outline - low], 1)
@@ -96,7 +96,7 @@ def mean_within(scores, outline):
 
 
 def in_reading_order(found):
-    """Boxes from the top to the bottom, and those of one row from the left to the right."""
+    """Boxes from top to bottom, and from left to right within a row."""
     waiting = sorted(found, key=lambda box: (box[:, 1].mean(), box[:, 0].mean()))
     ordered = []
     while waiting:
@@ -109,7 +109,7 @@ def in_reading_order(found):
 
 
 def cut(page, box):
-    """The line within a box of the page, level and `HEIGHT` pixels high."""
+    """The line within a box of the page, rotated upright and `HEIGHT` pixels high."""
     width = max(math.dist(box[0], box[1]), math.dist(box[2], box[3]), 1.0)
     height = max(math.dist(box[0], box[3]), math.dist(box[1], box[2]), 1.0)
     if height / width >= UPRIGHT:
@@ -121,5 +121,5 @@ def cut(page, box):
 
 
 def squeezed(line, width):
-    """The line, at most that wide."""
+    """The line, squeezed to this width at most."""
     return line if line.shape[1] <= width else cv2.resize(line, (width, HEIGHT))

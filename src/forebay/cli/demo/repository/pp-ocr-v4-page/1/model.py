@@ -1,4 +1,4 @@
-"""The first step of OCR: a file becomes pixels, once as they are and once as the detector of text wants them."""
+"""The first step of OCR: decodes a file to pixels, as they are and as the text detector needs them."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -6,15 +6,15 @@ import triton_python_backend_utils as pb_utils
 from .imaging import BadImage, decode, resized
 
 PAGE_SIDE_MAX = 2000
-"""Pages with a longer side are made smaller; print of any size that people read is still legible."""
+"""Pages with a longer side are scaled down; print of usual size is still legible."""
 SIDE_MIN = 736
-"""What the detector likes the shorter side to have at least."""
+"""Minimum length of the shorter side for the detector."""
 STEP = 32
-"""Sides that the detector sees are multiples of this."""
+"""Sides of the detector's input are multiples of this."""
 
 
 class TritonPythonModel:
-    """Answers with the page, the detector's pixels, and the size of the file's picture."""
+    """Responds with the page, the detector's input, and the size of the image."""
 
     def execute(self, requests):
         return [self._answer(request) for request in requests]
@@ -36,13 +36,13 @@ class TritonPythonModel:
 
 
 def scaled(pixels, factor, step):
-    """The pixels with both sides longer by a factor, rounded to multiples of `step`."""
+    """The pixels with both sides scaled by a factor, rounded to multiples of `step`."""
     height, width = (max(step, round(side * factor / step) * step) for side in pixels.shape[:2])
     return pixels if (height, width) == pixels.shape[:2] else resized(pixels, width, height)
 
 
 def seen(page):
-    """What the detector sees: FP32 [1, 3, height, width], -1 to 1, in the order blue, green, red."""
+    """The detector's input: FP32 [1, 3, height, width], -1 to 1, BGR."""
     sides = page.shape[:2]
     factor = min(max(1.0, SIDE_MIN / min(sides)), PAGE_SIDE_MAX / max(sides))
     pixels = scaled(page, factor, STEP)[:, :, ::-1].transpose(2, 0, 1)[np.newaxis]

@@ -1,4 +1,4 @@
-"""The last step of OCR: what the reader has seen along each line becomes its text."""
+"""The last step of OCR: decodes the recogniser's output along each line to text."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 SCORE_MIN = 0.5
-"""Lines that are less sure on average are taken for no text."""
+"""Lines with a lower mean score are dropped."""
 NOTHING = 0
-"""The number that stands between two characters."""
+"""The CTC blank, between two characters."""
 
 
 class TritonPythonModel:
-    """Answers with the lines that have text: texts, scores and boxes."""
+    """Responds with the lines that have text: texts, scores and boxes."""
 
     def initialize(self, args):
-        """Read the characters that the network knows."""
+        """Load the character set of the network."""
         text = (Path(args["model_repository"]) / args["model_version"] / "characters.txt").read_text(encoding="utf-8")
         self.characters = ["", *text.split("\n"), " "]
 
@@ -37,7 +37,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
 
     def read(self, numbers, sure):
-        """The text of a line and how sure it is: a character that is seen several times in a row is one."""
+        """The text of a line and its score: repeated characters are merged (CTC)."""
         new = np.append(True, numbers[1:] != numbers[:-1]) & (numbers != NOTHING)
         text = "".join(self.characters[number] for number in numbers[new])
         return text, float(sure[new].mean()) if text else 0.0

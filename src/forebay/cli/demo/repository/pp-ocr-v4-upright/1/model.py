@@ -1,19 +1,20 @@
-"""The step of OCR that has lines read: upright, and a few at once, so that a long page takes no more memory."""
+"""The step of OCR that turns lines upright and calls the recogniser in small batches, so that long pages take no more
+memory."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 READER = "pp-ocr-v4-read"
 TURNED_MIN = 0.9
-"""How sure it must be that a line stands on its head before it is turned."""
+"""Score from which on a line counts as upside down and is turned."""
 LINES_MAX, COLUMNS_MAX = 6, 8192
-"""What is read at once: so many lines, and so many columns of all of them together."""
+"""Batch limits: number of lines, and total width in pixels."""
 WIDTH_MIN = 320
-"""What the reader was trained with, at least."""
+"""Minimum width, as in the recogniser's training."""
 
 
 class TritonPythonModel:
-    """Answers with what the reader says of each line, filled up with 0: no character."""
+    """Responds with the recogniser's output for each line, padded with 0: no character."""
 
     def execute(self, requests):
         return [self._answer(request) for request in requests]
@@ -43,7 +44,7 @@ class TritonPythonModel:
 
 
 def groups(widths):
-    """Which lines are read together: those of about the same width, so that little is read in vain."""
+    """Batches of lines of about the same width, to minimise padding."""
     found = [[]]
     for place in sorted(range(len(widths)), key=lambda place: widths[place]):
         together = len(found[-1]) + 1
@@ -54,7 +55,7 @@ def groups(widths):
 
 
 def read(pixels):
-    """What the reader says: numbers of characters, and how sure it is."""
+    """The recogniser's output: character numbers and their scores."""
     names = ["CHARACTER", "SURE"]
     call = pb_utils.InferenceRequest(
         model_name=READER, requested_output_names=names, inputs=[pb_utils.Tensor("PIXELS", pixels)]

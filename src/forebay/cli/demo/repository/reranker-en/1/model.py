@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="import-not-found"
-"""How well documents answer a query: a cross-encoder, of which the one logit is the score.
+"""Scores how well documents answer a query: a cross-encoder whose single logit is the score.
 
-Pairs of a batch run beside each other, each by itself: the int8 weights scale activations by what they are run with,
-so that in one array a pair's score would depend on its neighbours. It is also faster, for nothing is padded.
-A pair that is longer than the model loses the end of its longer text.
+Pairs of a batch run in parallel, each by itself: int8 quantisation scales activations by what they are run with, so
+that in one array a pair's score would depend on its neighbours. It is also faster, as nothing is padded. A pair that
+is too long for the model loses the end of its longer text.
 """
 
 import os
@@ -16,14 +16,14 @@ import triton_python_backend_utils as pb
 from tokenizers import Tokenizer
 
 TOKENS_MAX = 512
-"""Positions that the model has learnt."""
+"""Maximum number of positions of the model."""
 
 
 class TritonPythonModel:
-    """One instance: a thread for each CPU."""
+    """One instance: a thread per CPU."""
 
     def initialize(self, args):
-        """Open tokenizer and network."""
+        """Load tokenizer and network."""
         folder = Path(args["model_repository"]) / args["model_version"]
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
@@ -32,7 +32,7 @@ class TritonPythonModel:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         # without VNNI, sums of 8-bit products overflow (by a quarter, say); no effect on other processors
         options.add_session_config_entry("session.x64quantprecision", "1")
-        options.enable_mem_pattern = False  # patterns are kept per shape, and every pair has another one
+        options.enable_mem_pattern = False  # patterns are cached per shape, and every pair has a different one
         self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
         self.inputs = [each.name for each in self.session.get_inputs()]
         self.threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
@@ -42,7 +42,7 @@ class TritonPythonModel:
         return [finish() for finish in [self.start(request) for request in requests]]
 
     def start(self, request):
-        """Have the pairs of a request scored; returns what waits for it."""
+        """Submit the pairs of a request; returns a function that waits for the scores."""
         queries, documents = (
             pb.get_input_tensor_by_name(request, name).as_numpy()[:, 0] for name in ("QUERY", "DOCUMENT")
         )

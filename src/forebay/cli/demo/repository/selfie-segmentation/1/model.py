@@ -1,4 +1,4 @@
-"""MediaPipe's selfie segmentation on LiteRT: a picture becomes a mask of the person on it."""
+"""MediaPipe's selfie segmentation on LiteRT: computes the mask of the person in an image."""
 
 import io
 import os
@@ -12,15 +12,15 @@ from PIL import Image
 from .imaging import BadImage, decode, resized
 
 SIDE = 256
-"""Width and height in pixels of what the network sees."""
+"""Width and height of the network's input in pixels."""
 THREADS_MAX = 2
-"""More do not help a network of this size."""
+"""More threads do not help a network of this size."""
 COMPRESSION = 1
-"""The quickest of PNG's levels: masks are small at any."""
+"""PNG's fastest compression level: masks are small at any."""
 
 
 class TritonPythonModel:
-    """Answers with one mask for each picture."""
+    """Responds with one mask per image."""
 
     def initialize(self, args):
         """Load the network."""
@@ -55,14 +55,14 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
 
     def mask(self, pixels):
-        """How surely each pixel belongs to a person: FP32 [256, 256], 0 to 1."""
+        """The probability of each pixel to belong to a person: FP32 [256, 256], 0 to 1."""
         self.network.set_tensor(self.input, resized(pixels, SIDE, SIDE)[np.newaxis].astype(np.float32) / 255)
         self.network.invoke()
         return self.network.get_tensor(self.output)[0, :, :, 0]
 
 
 def png(mask, width, height):
-    """The mask in the size of the picture, as a file."""
+    """The mask in the size of the image, as a file."""
     image = Image.fromarray((mask * 255).round().astype(np.uint8))
     file = io.BytesIO()
     image.resize((width, height), Image.Resampling.BILINEAR).save(file, "PNG", compress_level=COMPRESSION)

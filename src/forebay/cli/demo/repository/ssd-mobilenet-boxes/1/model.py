@@ -1,4 +1,4 @@
-"""The last step of the detector: from scores at all anchors to the objects that are there."""
+"""The last step of the detector: from scores of all anchors to objects."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 OBJECTS_MAX = 100
-"""Of one picture; rows of fewer end in empty labels."""
+"""Maximum per image; rows with fewer are padded with empty labels."""
 SCORE_MIN = 0.05
-"""What is less sure is not an object."""
+"""Minimum score of an object."""
 OVERLAP_MAX = 0.6
-"""Of two boxes of one class that share more than this part of their union only the surer is kept."""
+"""Non-maximum suppression: of two boxes of a class with a higher IoU only the one with the higher score is kept."""
 
 
 class TritonPythonModel:
-    """Answers with labels, scores and boxes (left, top, right, bottom)."""
+    """Responds with labels, scores and boxes (left, top, right, bottom)."""
 
     def initialize(self, args):
-        """Read the names of the classes."""
+        """Load the class names."""
         text = (Path(args["model_repository"]) / "labels.txt").read_text(encoding="utf-8")
         self.labels = [line.encode() for line in text.splitlines()]
 
@@ -34,7 +34,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
 
     def objects(self, boxes, scores, size):
-        """The objects of one picture, the surest first; always `OBJECTS_MAX` rows."""
+        """The objects of one image by descending score; always `OBJECTS_MAX` rows."""
         labels = np.full(OBJECTS_MAX, b"", object)
         best = np.zeros(OBJECTS_MAX, np.float32)
         found = np.zeros((OBJECTS_MAX, 4), np.float32)
@@ -51,7 +51,7 @@ class TritonPythonModel:
 
 
 def separate(boxes, scores):
-    """Anchors of one class whose boxes do not overlap too much, the surest first."""
+    """Anchors of one class after non-maximum suppression, by descending score."""
     waiting = np.flatnonzero(scores >= SCORE_MIN)
     waiting = waiting[np.argsort(-scores[waiting], kind="stable")]
     kept = []
@@ -63,7 +63,7 @@ def separate(boxes, scores):
 
 
 def overlaps(box, others):
-    """The part of the union of two boxes that both cover, for each of the others."""
+    """The intersection over union of a box with each of the others."""
     common = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     shared = common.clip(0).prod(axis=1)
     areas = (others[:, 2:] - others[:, :2]).prod(axis=1)

@@ -1,4 +1,4 @@
-"""Files of pictures become arrays: whatever format and form they are in, and no more of them than is good."""
+"""Decodes image files to arrays, whatever their format, within limits on their size."""
 
 import io
 from typing import NamedTuple
@@ -7,25 +7,25 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Others have decoders that fewer people look at."""
+"""Decoders of other formats are less well reviewed."""
 PIXELS_MAX = 40_000_000
-"""More than cameras of phones make as a rule; looked at before anything is decoded."""
+"""More than phone cameras usually have; checked before decoding."""
 SIDE_MAX = 30_000
-"""Width or height in pixels."""
+"""Maximum width or height in pixels."""
 TAKEN = f"at most {PIXELS_MAX // 1_000_000} megapixels and {SIDE_MAX} pixels a side are taken"
 
 
 class BadImage(Exception):  # noqa: N818 - states the condition
-    """These bytes are no picture that is taken; the text is for who sent them."""
+    """The bytes are no acceptable image; the text is for the client."""
 
 
 class Picture(NamedTuple):
-    """`pixels` is uint8 [height, width, 3], RGB, upright; it may be smaller than the file's picture."""
+    """`pixels` is uint8 [height, width, 3], RGB, upright; it may be smaller than the image in the file."""
 
     pixels: np.ndarray
     width: int
     height: int
-    """Of the file's picture, upright."""
+    """Size of the image in the file, upright."""
 
 
 def decode(data, least=0):
@@ -48,20 +48,20 @@ def decode(data, least=0):
         raise BadImage(f"too many pixels; {TAKEN}") from None
     except UnidentifiedImageError:
         raise BadImage(f"not an image that can be read; known formats: {', '.join(FORMATS)}") from None
-    except Exception as error:  # decoders raise whatever comes of what is wrong with a file
+    except Exception as error:  # decoders raise arbitrary errors for malformed files
         raise BadImage(f"not an image that can be read ({error or type(error).__name__})") from error
     return Picture(pixels, width, height)
 
 
 def check(size):
-    """Raises `BadImage` if a picture of that width and height is too large, or so thin that it is none."""
+    """Raises `BadImage` if the width or height is too large, or the aspect ratio too extreme."""
     width, height = size
     if width * height > PIXELS_MAX or max(size) > SIDE_MAX:
         raise BadImage(f"{width} x {height} pixels; {TAKEN}")
 
 
 def opaque(image):
-    """RGB; what is transparent is put on white, and more than 8 bits of grey become 8: the brightest is white."""
+    """RGB; transparency is put on white, and grey with more than 8 bits is scaled to 8 by its maximum."""
     if image.mode.startswith("I"):
         levels = np.asarray(image, np.float32)
         return Image.fromarray((levels / max(levels.max(), 255) * 255).astype(np.uint8)).convert("RGB")
@@ -72,6 +72,6 @@ def opaque(image):
 
 
 def resized(pixels, width, height):
-    """The pixels in another size; what is made smaller is averaged."""
+    """The resized pixels; averaged if they get smaller."""
     image = Image.fromarray(pixels)
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0))

@@ -1,4 +1,4 @@
-"""The first step of models that see pictures in one size: files become pixels, squeezed to that size."""
+"""The first step of image models with a fixed input size: decodes files, and resizes them to that size."""
 
 import json
 
@@ -9,10 +9,10 @@ from .imaging import BadImage, decode, resized
 
 
 class TritonPythonModel:
-    """The form of the pixels is that of the output `PIXELS`: channels last if they are bytes, first if numbers."""
+    """The layout of the pixels is that of the output `PIXELS`: channels last for bytes, channels first for floats."""
 
     def initialize(self, args):
-        """See from the configuration what the network wants."""
+        """Read the network's input size from the configuration."""
         config = json.loads(args["model_config"])
         self.side = int(config["parameters"]["side"]["string_value"])
         self.as_bytes = next(out for out in config["output"] if out["name"] == "PIXELS")["data_type"] == "TYPE_UINT8"

@@ -1,4 +1,4 @@
-"""Audio files of any usual format as samples, with FFmpeg behind PyAV. Bounded, and nothing but the file is read."""
+"""Decodes audio files of any usual format to samples, with FFmpeg through PyAV. Bounded; only the file is read."""
 
 import io
 
@@ -7,7 +7,7 @@ import numpy as np
 
 RATE_HZ = 16_000
 FORMATS = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav"
-"""Formats that are files in themselves. FFmpeg's playlists would open whatever path or address they name."""
+"""Self-contained formats. FFmpeg's playlists would open any path or URL that they name."""
 
 
 class AudioError(Exception):
@@ -15,7 +15,7 @@ class AudioError(Exception):
 
 
 def decode(data: bytes, seconds_max: float) -> np.ndarray:
-    """Samples of one channel at `RATE_HZ`, -1 to 1. Raises `AudioError`."""
+    """Mono samples at `RATE_HZ`, -1 to 1. Raises `AudioError`."""
     pieces = []
     count, count_max = 0, int(seconds_max * RATE_HZ)
     try:
@@ -39,13 +39,13 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
 
 
 def _frames(file, resampler):
-    """The resampled frames. Damaged packets are left out, as players do."""
+    """The resampled frames. Damaged packets are skipped, as players do."""
     for packet in file.demux(audio=0):
         try:
             frames = packet.decode()
         except av.InvalidDataError:
             continue
         for frame in frames:
-            frame.pts = None  # gaps and jumps of time stamps are of no interest
+            frame.pts = None  # gaps and jumps of time stamps do not matter
             yield from resampler.resample(frame)
     yield from resampler.resample(None)

@@ -1,4 +1,4 @@
-"""Whisper on CTranslate2, through faster-whisper: a file of audio becomes segments of text."""
+"""Whisper on CTranslate2, through faster-whisper: transcribes an audio file to text segments."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from faster_whisper import WhisperModel
 from .audio import RATE_HZ, AudioError, decode
 
 THREADS_MAX = 4
-"""More do not help a model of this size."""
+"""More threads do not help a model of this size."""
 TEMPERATURES = (0.0, 0.4, 0.8)
-"""Tried one after the other until what comes out looks like text."""
+"""Temperatures tried in turn until the output looks like text."""
 SILENT_S_MAX = 5.0
-"""After so long without a segment a response without one says that there is progress."""
+"""After this time without a segment an empty response signals progress."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """Answers with the segments, one response for each if the model is decoupled."""
+    """Responds with the segments, one response each if the model is decoupled."""
 
     def initialize(self, args):
         """Load the weights."""
@@ -37,7 +37,7 @@ class TritonPythonModel:
         return None if self.decoupled else responses
 
     def answer(self, request):
-        """The last response to a request; those before it are sent."""
+        """The last response to a request; earlier ones are sent."""
         sender = request.get_response_sender() if self.decoupled else None
         self.model.on_window = Progress(sender)
         try:
@@ -60,7 +60,7 @@ class TritonPythonModel:
         return last
 
     def listen(self, request):
-        """The segments, which are found while they are taken, and what is known before them."""
+        """The segments, which are computed lazily, and what is known before them."""
         options = json.loads(request.parameters())
         language = options.get("language") or None
         if language is not None and language not in self.model.supported_languages:
@@ -83,16 +83,16 @@ class TritonPythonModel:
 
 
 class Listener(WhisperModel):
-    """Tells of each stretch of 30 s that it begins with."""
+    """Reports each 30 s window when it begins."""
 
     def encode(self, features):
-        """Whisper's encoder, which every stretch goes through first."""
+        """Whisper's encoder, which runs first for every window."""
         self.on_window()
         return super().encode(features)
 
 
 class Progress:
-    """Sends a response without segments if there was nothing else to send for a while, in speech or in silence."""
+    """Sends an empty response if nothing else was sent for a while, in speech or in silence."""
 
     def __init__(self, sender):
         self._sender = sender
@@ -106,7 +106,7 @@ class Progress:
 
 
 class OptionError(Exception):
-    """A parameter of the request cannot be honoured."""
+    """A parameter of the request is not supported."""
 
     def __init__(self, field, text):
         super().__init__(text)
@@ -114,7 +114,7 @@ class OptionError(Exception):
 
 
 def response(segments, about):
-    """Segments as tensors. DETAILS has JSON: what Whisper thinks of each, and its words if they were asked for."""
+    """Segments as tensors. DETAILS is JSON: Whisper's statistics of each, and its words if requested."""
     language, duration_s = about
     return pb_utils.InferenceResponse(
         [
@@ -128,7 +128,7 @@ def response(segments, about):
 
 
 def details(segment):
-    """All but text and times, by the names of OpenAI's verbose answers."""
+    """Everything but text and times, with the names of OpenAI's verbose responses."""
     found = {
         "seek": segment.seek,
         "tokens": segment.tokens,
