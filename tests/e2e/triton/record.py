@@ -23,7 +23,7 @@ RECORDING = REPO / "src/forebay/cli/conformance" / command.RECORDED
 
 
 async def observed(
-    asked: command.Asked, recorded: run.Recorded, on_result: Callable[[Result], None]
+    asked: command.Selection, recorded: run.Recorded, on_result: Callable[[Result], None]
 ) -> dict[str, Json]:
     """What a server answers to the suite's own checks."""
     assert asked.grpc is not None
@@ -46,7 +46,7 @@ def recorded_once(only: str) -> dict[str, Json]:
                 if result.found.startswith("no answer"):
                     triton.restart()
 
-        asked = command.Asked(triton.url, triton.grpc, triton.metrics, only=only)
+        asked = command.Selection(triton.url, triton.grpc, triton.metrics, only=only)
         return asyncio.run(observed(asked, {}, heard))
 
 

@@ -30,7 +30,7 @@ def forebay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[served.Served]
 def test_forebay_differs_from_triton_only_where_it_means_to(forebay: served.Served) -> None:
     results: list[Result] = []
     recorded = command.recorded()["checks"]
-    asked = command.Asked(forebay.url, forebay.grpc, forebay.metrics)
+    asked = command.Selection(forebay.url, forebay.grpc, forebay.metrics)
     asyncio.run(record.observed(asked, recorded, results.append))
     found = {
         each.name: f"{each.expected}\n-- found:\n{each.found}"

@@ -20,7 +20,7 @@ def test_triton_still_answers_what_is_recorded(tmp_path: Path) -> None:
     recorded = command.recorded()["checks"]
     with oracle.running(tmp_path) as triton:
         for part in PARTS:
-            asked = command.Asked(triton.url, triton.grpc, triton.metrics, only=part)
+            asked = command.Selection(triton.url, triton.grpc, triton.metrics, only=part)
             asyncio.run(record.observed(asked, recorded, results.append))
     assert len(results) > 50
     assert [each for each in results if each.verdict is Verdict.DEVIATES] == []
