@@ -168,7 +168,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_and_one_that_waits_just_leaves
     before = controls.units()
     controls.processes[0].terminate()
     assert controls.processes[0].wait(WAIT_S) == 0
-    assert "the cluster runs on" in controls.said(0)
+    assert "the cluster keeps running" in controls.said(0)
     wait_for(lambda: controls.ready(1))
     controls.start(0)
     wait_for(lambda: controls.waits(0))

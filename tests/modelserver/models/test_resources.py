@@ -59,7 +59,7 @@ def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
         pinned = frozenset()
 
     async def main() -> None:
-        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB, pinned=pinned) as server:
+        async with serving(root, startup=("a", "b"), memory_bytes=400 * MIB, turn_s=0.0, pinned=pinned) as server:
             gate.touch()
             asked = server.ask("b", ONE)
             async with asyncio.TaskGroup() as tasks:

@@ -48,13 +48,13 @@ def begins_again(patch: pytest.MonkeyPatch) -> None:
 
 def repeats_at_the_seam(patch: pytest.MonkeyPatch) -> None:
     """The replica that goes on is not told the last characters that the client has."""
-    right = Transcript.said
+    right = Transcript.state
 
     def wrong(transcript: Transcript) -> Any:
         said = right(transcript)
         return said._replace(text=said.text[:-3]) if said is not None and len(said.text) > 3 else said
 
-    patch.setattr(Transcript, "said", wrong)
+    patch.setattr(Transcript, "state", wrong)
 
 
 def cancels_nothing(patch: pytest.MonkeyPatch) -> None:
