@@ -176,6 +176,15 @@ def test_a_batch_behind_joins_the_first_once_it_has_waited_for_the_delay(
     assert [taken(batcher, now) for _ in batches] == batches
 
 
+def test_a_batch_whose_oldest_request_is_cancelled_has_waited_since_its_next_one_came() -> None:
+    batcher: Batcher[str] = Batcher(DynamicBatching((), DELAY_S), 8)
+    offer(batcher, "abcdefg")
+    offer(batcher, "h", rows=2)
+    offer(batcher, "i", 2 * DELAY_S)
+    assert batcher.cancel("h")
+    assert [taken(batcher, 2 * DELAY_S) for _ in range(2)] == ["abcdefg", "i"]
+
+
 def test_what_waits_for_company_goes_when_a_request_of_another_shape_is_next() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((8,), DELAY_S), 8)
     offer(batcher, "ab")

@@ -4,14 +4,15 @@ They are those of `GetDynamicBatch` in Triton's `dynamic_batch_scheduler.cc`, of
 `instance_queue.cc` (batches that wait for an instance):
 
 - Sizes are in rows; a request may have several. Requests are examined in scheduling order, until one would make the
-batch larger than `max_batch` or has another shape. - The largest possible batch of a preferred size goes at once,
-unless the oldest request has waited for `delay_s`: then everything that fits goes. Without preferred sizes
-`max_batch` is the only one. A smaller batch is delayed by up to `delay_s`; without a delay it goes at once. - If
-requests can neither time out nor be rejected and there are no levels, batches are formed while all instances are
-busy, up to two per instance, and the last one keeps growing until it is taken: to the next preferred size, by
-requests that have waited for `delay_s`, or by any request if its size is not preferred. With preferred sizes 1, 4 and
-8, eleven requests that arrive one by one thus become 1 + 9 + 1. When a batch is taken, batches behind it that have
-waited for `delay_s` join it if they fit. Otherwise a batch is formed when an instance is free for it.
+  batch larger than `max_batch` or has another shape.
+- The largest possible batch of a preferred size goes at once, unless the oldest request has waited for `delay_s`:
+  then everything that fits goes. Without preferred sizes `max_batch` is the only one. A smaller batch is delayed by
+  up to `delay_s`; without a delay it goes at once.
+- If requests can neither time out nor be rejected and there are no levels, batches are formed while all instances are
+  busy, up to two per instance, and the last one keeps growing until it is taken: to the next preferred size, by
+  requests that have waited for `delay_s`, or by any request if its size is not preferred. With preferred sizes 1, 4
+  and 8, eleven requests that arrive one by one thus become 1 + 9 + 1. When a batch is taken, batches behind it that
+  have waited for `delay_s` join it if they fit. Otherwise a batch is formed when an instance is free for it.
 
 Keeping responses in order (`preserve_ordering`) is up to the sender of the responses.
 
@@ -245,6 +246,7 @@ class Batcher(Generic[T]):
         forming = next(forming for forming in self._formed if entry in forming.entries)
         forming.entries.remove(entry)
         forming.rows -= entry.rows
+        forming.since = min((each.since for each in forming.entries), default=math.inf)
         if not forming.entries:
             self._formed.remove(forming)
             if forming is self._growing:

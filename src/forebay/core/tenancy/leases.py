@@ -4,14 +4,15 @@ Control receives every gateway's demand and responds with leases: the share of e
 rule that keeps the sum under the limit: a share grows only out of what no gateway holds, and a gateway holds the
 maximum of the share it uses, the one last given to it and its usage, until a later report of its own says less.
 
-- Shares add up to at most the limit, in any 60 s, whatever crashes, is partitioned, or reads its lease late. - A
-gateway without contact keeps its share for `LEASE_S`, then the smaller of that and limit / gateways; of streams and
-daily tokens it keeps what it has, as control never takes those back from a silent gateway. - A gateway in contact
-with control has at least `FLOOR` of limit / gateways, so losing control does not leave it with nothing. A limit
-should therefore be at least the number of gateways. - One request cannot be served from several gateways' shares. If
-an even division leaves no gateway able to serve a rejected request that fits what is left of every limit, one gateway
-gets all of that, also out of the others' floors: so the request is admitted if it is retried within `LACK_S`. - A
-gateway that never had a lease has limit / gateways.
+- Shares add up to at most the limit, in any 60 s, whatever crashes, is partitioned, or reads its lease late.
+- A gateway without contact keeps its share for `LEASE_S`, then the smaller of that and limit / gateways; of streams
+  and daily tokens it keeps what it has, as control never takes those back from a silent gateway.
+- A gateway in contact with control has at least `FLOOR` of limit / gateways, so losing control does not leave it with
+  nothing. A limit should therefore be at least the number of gateways.
+- One request cannot be served from several gateways' shares. If an even division leaves no gateway able to serve a
+  rejected request that fits what is left of every limit, one gateway gets all of that, also out of the others'
+  floors: so the request is admitted if it is retried within `LACK_S`.
+- A gateway that never had a lease has limit / gateways.
 
 So the bound is the limit itself. It can be exceeded only by responses that used more than their estimate (counted
 when known), and by what a killed gateway had handed out since it last saved its counts, at most its share.
