@@ -104,7 +104,7 @@ def test_a_revision_is_registered_approved_named_shown_and_checked_from_elsewher
         "chat@champion is",
         "approved",
         "mit",
-        "as it was written",
+        "is unmodified",
         "0 B freed",
         "revision.approve",
     )
