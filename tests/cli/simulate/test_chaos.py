@@ -82,7 +82,7 @@ def test_the_command_runs_a_seed_and_refuses_what_it_would_ignore(run: Run) -> N
     assert done.stdout.startswith(f"seed {CALM}: policy=")
     assert "every rule was kept" in done.stdout
     assert refused.returncode == WRONG_USAGE
-    assert "--depth full: found --policy beside it" in refused.stderr
+    assert "--depth full: cannot be combined with --policy" in refused.stderr
 
 
 def replace_of(verdict: Verdict, seed: int, violations: tuple[str, ...] = ()) -> Verdict:

@@ -61,7 +61,7 @@ def test_an_upload_survives_the_death_of_the_client_and_of_control(tmp_path: Pat
         cluster = launch(path, "e2e-upload", ports, home)
         revision = json.loads(said(second))["revision"]
         assert there() == 0
-        assert "as it was written" in said(command(cluster, "registry", "verify"))
+        assert "is unmodified" in said(command(cluster, "registry", "verify"))
         (event,) = json.loads(said(command(cluster, "history", "--json")))
         assert (event["kind"], event["why"]) == ("revision.add", "from upload:model")
         said(command(cluster, "deploy", "chat", "--revision", revision["id"], "--plan", "blue-green"))
