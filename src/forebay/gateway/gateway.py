@@ -179,8 +179,8 @@ class Gateway:
         headers = [http1.JSON, *id_headers(request_id, exchange.path), *more, *entries.limits(self, caller)]
         if refusal.code is Code.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
-        none = 1 if refusal.code is Code.NO_REPLICA else 0
-        retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else none
+        default_s = 1 if refusal.code is Code.NO_REPLICA else 0
+        retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else default_s
         if retry_after_s:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         exchange.respond(status, headers, error_body(refusal, exchange.path))
