@@ -6,6 +6,11 @@ same row.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+OK: Final = "ok"
+CLIENT_CLOSED: Final = "client_closed"
+"""Outcomes of requests that do not end with an error: in metrics and records they take the place of a `Code`."""
 
 
 class Blame(StrEnum):

@@ -2,13 +2,12 @@
 
 from typing import Final
 
+from forebay.core.errors import OK
 from forebay.gateway.records.facts import Used
 from forebay.obs.metrics import Counter, Metrics
 
 Tokens = tuple[int, int, int | None]
 """Prompt, completion and cached prompt tokens; the last is None if the engine cannot tell."""
-OK = "ok"
-CLIENT_CLOSED = "client_closed"
 DIGITS_MAX: Final = 12
 """Longer numbers are no token counts."""
 TEMPLATE_TOKENS_MAX: Final = 65_536

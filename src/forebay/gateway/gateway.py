@@ -7,13 +7,13 @@ from random import Random
 from typing import Final
 
 from forebay.core.dispatch import Chosen
-from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec, Policy, Sessions, Snapshot, Task
 from forebay.core.resilience import Outcome, RetryBudget, outcome_of
 from forebay.core.routing import Chooser, Route, Shed, Wait, Why, choose
 from forebay.core.routing.meter import DECODE_TOKENS_MIN
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
-from forebay.gateway.account import CLIENT_CLOSED, OK, Account
+from forebay.gateway.account import Account
 from forebay.gateway.admission.holding import LOOK_MAX, hold, overtakes
 from forebay.gateway.admission.preemption import PATIENCE_S, preempt_batch, preempt_lower
 from forebay.gateway.asking import Ids, expected_tokens, make_ask, make_ticket, most_tokens, session_of

@@ -12,10 +12,10 @@ from msgspec import Raw
 
 from forebay.core.admission import Band, Ticket
 from forebay.core.dispatch import Chosen
-from forebay.core.errors import TABLE, Code, Refusal
+from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.core.routing import Ask, Charge, Route
-from forebay.gateway.account import CLIENT_CLOSED, OK, UNREPORTED, Tokens, begun, usage
+from forebay.gateway.account import UNREPORTED, Tokens, begun, usage
 from forebay.gateway.dispatch.fallback import step_back
 from forebay.gateway.records.entries import head_lines, refusal_headers
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, has_length, is_retryable

@@ -5,15 +5,13 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from forebay.core.errors import TABLE, Blame, Code, Refusal
+from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Blame, Code, Refusal
 from forebay.net.server import Exchange
 from forebay.wire.errors import MESSAGES, error_body, error_event, id_headers
 from forebay.wire.http1 import JSON
 from forebay.wire.openai_answer import Usage
 from forebay.worker.meters import Meters
 
-OK = "ok"
-CLIENT_CLOSED = "client_closed"
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 RETRYABLE = (b"x-forebay-retryable", b"1")

@@ -17,7 +17,8 @@ from forebay.control.journal import Happened
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.control.probe import Prober
 from forebay.core.cluster import Cluster
-from forebay.core.deploy.samples import OK, Observed, Sample
+from forebay.core.deploy.samples import Observed, Sample
+from forebay.core.errors import OK
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState, Snapshot, WorkerSpec
 from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Slot, UnitKey
 from forebay.core.revision import revision_id

@@ -9,7 +9,8 @@ import pytest
 from tests.control.quality.fake import Body, Replying, replica
 
 from forebay.control.probe import BODY_BYTES_MAX, Prober
-from forebay.core.deploy.samples import OK, Observed, Pair, Sample
+from forebay.core.deploy.samples import Observed, Pair, Sample
+from forebay.core.errors import OK
 from forebay.core.model import Endpoint
 from forebay.core.reconcile import Kind, SeenUnit
 from forebay.core.rollout import Arm

@@ -19,9 +19,9 @@ from forebay.core.deploy.evidence import (
     rules_of,
     undecided,
 )
-from forebay.core.deploy.samples import OK, Sample
+from forebay.core.deploy.samples import Sample
 from forebay.core.deploy.settings import GoldenSettings, RolloutSettings
-from forebay.core.errors import TABLE, Blame, Code
+from forebay.core.errors import OK, TABLE, Blame, Code
 from forebay.core.model import Task
 from forebay.core.rollout import Arm, Decision, Harm, Metric, Observation, Rate, Rules, Score, begin, judge, observe
 from forebay.core.rollout.planning import Step

@@ -8,13 +8,12 @@ import pytest
 
 from forebay.control import loop
 from forebay.core.admission import RequestQueue, Ticket
-from forebay.core.errors import Refusal
+from forebay.core.errors import CLIENT_CLOSED, Refusal
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import Seen
 from forebay.core.resilience import Breaker, Outcome, State
 from forebay.core.routing import Route, Shed, Wait, Why, choose, effective_state
 from forebay.gateway import fleet, gateway, polling
-from forebay.gateway.account import CLIENT_CLOSED
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.relay import Relay

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from forebay.core.errors import OK
 from forebay.sim.engine import Job, Replica, hardware
 from forebay.sim.load.values import Arrival
-from forebay.sim.replay.outcome import OK, Outcome, Slo, summary
+from forebay.sim.replay.outcome import Outcome, Slo, summary
 
 H100 = hardware("h100_sxm", "70B", 4)
 

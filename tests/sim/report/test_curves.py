@@ -2,9 +2,10 @@
 
 import pytest
 
+from forebay.core.errors import OK
 from forebay.sim.load.values import Arrival
 from forebay.sim.replay.cluster import Promise
-from forebay.sim.replay.outcome import OK, Outcome, Size, Work
+from forebay.sim.replay.outcome import Outcome, Size, Work
 from forebay.sim.report.curves import BUCKETS_MAX, CDF_POINTS, SIZES_MAX, Curves, curves
 
 SLO = Promise(ttft_s=1.0, tpot_s=0.1)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import CandidateDocument, DecisionDocument
+from forebay.core.errors import OK
 from forebay.core.routing import BATCH, INTERACTIVE
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
 def view(record: DecisionDocument) -> Iterator[RenderableType]:
     """Format a record."""
     at = datetime.fromtimestamp(record.ts, UTC).isoformat(" ", "milliseconds")
-    good = "green" if record.code == "ok" else "bold red"
+    good = "green" if record.code == OK else "bold red"
     yield Text.assemble((record.request_id, "bold"), f"  {at}  {record.gateway}")
     yield Text.assemble("outcome   ", (record.code, good), f" ({record.status}) after {_seconds(record.total_s)}")
     tenant = f", tenant {record.tenant}" if record.tenant else ""

@@ -11,6 +11,7 @@ from typing import Final
 from forebay.control.standby.sla import Served
 from forebay.core.availability.budget import Kept, Requests, kept
 from forebay.core.cluster import Slo
+from forebay.core.errors import OK
 from forebay.gateway.records.ledger import usage
 from forebay.gateway.records.saved import DAY_S
 from forebay.gateway.records.writer import RecordLog, folders, numbered
@@ -61,7 +62,7 @@ def _kept(root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, st
         if not period[0] <= record.ts <= period[1]:
             continue
         first = min(first, record.ts)
-        if record.code == "ok":
+        if record.code == OK:
             for promise, seconds in _times(record):
                 if (record.model, promise) in times:
                     times[record.model, promise].append(seconds)

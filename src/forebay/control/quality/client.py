@@ -8,8 +8,7 @@ from typing import Final, NamedTuple, Protocol
 import httpx
 import msgspec
 
-from forebay.core.deploy.samples import OK
-from forebay.core.errors import Code
+from forebay.core.errors import OK, Code
 from forebay.wire.documents import UNREADABLE
 
 ANSWER_BYTES_MAX: Final = 4 * 1_048_576

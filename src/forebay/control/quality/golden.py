@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from forebay.control.quality.client import ModelClient, ReplicaTarget, Reply, Unreachable, chat, embed
 from forebay.core.deploy.evidence import ERRORS, GOLDEN, QUALITY, REJECTIONS, fault, rejected
-from forebay.core.deploy.samples import OK
 from forebay.core.deploy.scoring import (
     PROBLEMS_MAX,
     Case,
@@ -27,6 +26,7 @@ from forebay.core.deploy.scoring import (
     score,
 )
 from forebay.core.deploy.settings import ROUND_CASES_MAX, GoldenSettings, RolloutSettings
+from forebay.core.errors import OK
 from forebay.core.rollout import Arm, Observation
 
 TOKENS_MAX: Final = 256

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from forebay.core.deploy.course import Course, Kind
-from forebay.core.deploy.samples import OK, Sample
+from forebay.core.deploy.samples import Sample
 from forebay.core.deploy.settings import RolloutSettings
-from forebay.core.errors import TABLE, Blame, Code
+from forebay.core.errors import OK, TABLE, Blame, Code
 from forebay.core.model import Task
 from forebay.core.resilience import Outcome, outcome_of
 from forebay.core.rollout import (

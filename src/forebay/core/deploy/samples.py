@@ -7,7 +7,6 @@ from forebay.core.rollout.values import Arm
 
 PAIR_CHARS_MAX: Final = 8192
 """Most characters of each text of a pair; the rest is cut off."""
-OK: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True)

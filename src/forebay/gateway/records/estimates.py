@@ -6,10 +6,9 @@ disconnects just before a complete response would get work done that counts agai
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.core.errors import Code
+from forebay.core.errors import CLIENT_CLOSED, Code
 from forebay.core.model import Task
 from forebay.core.routing.meter import DECODE_TOKENS_MIN
-from forebay.gateway.account import CLIENT_CLOSED
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.records.facts import Used
 

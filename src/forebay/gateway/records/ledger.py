@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.core.errors import TABLE
+from forebay.core.errors import CLIENT_CLOSED, OK, TABLE
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Used
 from forebay.gateway.records.saved import (
@@ -36,7 +36,7 @@ DAYS_MAX: Final = 400
 """Older days are removed."""
 REPLAY_FILES_MAX: Final = 4
 """How many audit files are searched for uncounted lines."""
-OUTCOMES: Final = {"ok": "ok", "client_closed": "cancelled"} | {
+OUTCOMES: Final = {OK: "ok", CLIENT_CLOSED: "cancelled"} | {
     code.value: row.blame.value for code, row in TABLE.items()
 }
 """Outcome by code: `ok`, `cancelled`, or who is to blame for the error."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.deploy.answers import degenerate, refuses
 from forebay.core.deploy.samples import Sample
+from forebay.core.errors import OK
 from forebay.core.model import Split, Sticky, Task
 from forebay.core.resilience import Outcome
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
 from forebay.core.routing import Route, Shed, Wait, Why
-from forebay.gateway.account import OK
 from forebay.gateway.asking import session_of
 from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import of_other_revisions

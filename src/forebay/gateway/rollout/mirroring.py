@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.deploy.answers import degenerate, refuses
 from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair, Sample
 from forebay.core.deploy.scoring import alike
-from forebay.core.errors import Code
+from forebay.core.errors import OK, Code
 from forebay.core.model import Split
 from forebay.core.resilience import State
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
-from forebay.gateway.account import OK, UNREPORTED, usage
+from forebay.gateway.account import UNREPORTED, usage
 from forebay.gateway.relay import ERROR, OBJECT_ENDS, USAGE
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, is_retryable
 from forebay.net.client import CallError, Header

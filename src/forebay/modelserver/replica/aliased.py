@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from forebay.core.errors import Code
+from forebay.core.errors import CLIENT_CLOSED, OK, Code
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse, Ticket
@@ -19,8 +19,6 @@ CODES: Final = {
     Kind.UNKNOWN: Code.INTERNAL,
 }
 """Error codes for metrics; all other kinds are client errors."""
-OK: Final = "ok"
-CLIENT_CLOSED: Final = "client_closed"
 ENDPOINT: Final = "infer"
 _FIXED: Final = "The cluster file determines what runs; models cannot be loaded or unloaded here."
 

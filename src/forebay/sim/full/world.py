@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from forebay.core.errors import OK
 from forebay.core.model import GatewaySpec, Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind
 from forebay.sim.full.book import Book
@@ -373,7 +374,7 @@ class World:
         for gateway in self.gateways:
             for decision in (facts.decision for facts in gateway.notes.all):
                 true = right.get(decision.request_id)
-                if true is None or decision.code != "ok" or decision.estimated:
+                if true is None or decision.code != OK or decision.estimated:
                     continue
                 told = decision.prompt_tokens, decision.completion_tokens
                 wanted = true.prompt_tokens, true.completion_tokens

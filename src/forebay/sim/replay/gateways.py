@@ -9,6 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from forebay.core.errors import OK
 from forebay.core.model import GatewaySpec, Limits, LoadReport, ModelRoutes, Replica, ReplicaState, Snapshot
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.fleet import Link, Served
@@ -22,7 +23,6 @@ from forebay.sim.engine import Job
 from forebay.sim.load.traces.lines import TOKENS_MAX
 from forebay.sim.replay.borrowed import Borrowed
 from forebay.sim.replay.node import Node
-from forebay.sim.replay.outcome import OK
 from forebay.wire.errors import error_code
 
 MODEL: Final = "model"

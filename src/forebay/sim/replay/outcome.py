@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from forebay.core.errors import OK
 from forebay.sim.load.values import Arrival
 
 QUANTILES = (50, 90, 99)
-OK = "ok"
 
 
 class Slo(NamedTuple):

@@ -4,8 +4,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from forebay.core.errors import OK
 from forebay.sim.replay.cluster import Promise
-from forebay.sim.replay.outcome import OK, Outcome
+from forebay.sim.replay.outcome import Outcome
 
 Points = tuple[tuple[float, float], ...]
 CDF_POINTS: Final = 200
