@@ -25,7 +25,7 @@ from tests.gateway.rig import (
 from tests.net.rig import peer, run, until
 
 from forebay.core.model import ReplicaState
-from forebay.gateway.gateway import STUCK_MAX
+from forebay.gateway.scheduling.retrying import STUCK_MAX
 from forebay.net.server import Exchange, Handler
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head, Usage
 

@@ -1,20 +1,30 @@
-"""What admission and routing need to know of a request: its priority and deadlines, its length, its session."""
+"""What admission and routing need to know of a request: its priority and deadlines, its length, its session.
+
+`prepare` adds the request as replicas get it.
+"""
 
 import math
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from forebay.core.admission import Band, Ticket
 from forebay.core.errors import Code, Refusal
-from forebay.core.model import ModelRoutes, Sessions, Task
+from forebay.core.model import ModelRoutes, Policy, Sessions, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing import BATCH, INTERACTIVE, Ask
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Tenant
 from forebay.net.server import Exchange
+from forebay.obs.clock import random_hex
 from forebay.wire.apis.wanted import Wanted
 
+if TYPE_CHECKING:
+    from forebay.gateway.dispatch.endpoints import Endpoint
+    from forebay.gateway.requests.relay import Relay
+
+COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P2C})
+"""Policies that ignore the prompt."""
 FALLBACK: Final = b"x-forebay-fallback"
 """`allow` or `deny`: whether a fallback model may serve the request."""
 DIGITS_MAX: Final = 9
@@ -32,6 +42,7 @@ BATCH_PATIENCE: Final = 5
 """Batch work waits this many times as long: ageing promotes it after two minutes."""
 _BATCH: Final = Band.BATCH  # looked up once: access to enum members is slow
 _CHAT: Final = Task.CHAT
+_TENSOR: Final = Task.TENSOR
 _OFF: Final = Sessions.OFF
 _COOKIE: Final = Sessions.COOKIE
 
@@ -127,6 +138,29 @@ def make_ask(
         weights=BATCH if band is _BATCH else INTERACTIVE,
         ttft_budget_s=routes.ttft_budget_s,
     )
+
+
+def prepare(relay: "Relay", request: Wanted, body: bytes, endpoint: "Endpoint") -> None:
+    """Build the upstream request and the inputs of routing."""
+    routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
+    if not endpoint.runs:  # no prefill into the cache, and no tokens to account for
+        request = Wanted(request.model)
+    sequence = b""
+    if endpoint.task is _TENSOR:
+        relay.plain = True
+        sequence = request.sequence
+        relay.once = bool(sequence)
+    short = endpoint.task is not _CHAT or not endpoint.runs  # and every replica answers the same
+    if short and relay.ticket.band < _BATCH and not sequence:
+        relay.hedge_after_s = routes.hedge_after_s
+    relay.prompt_bytes, relay.text_bytes = len(request.text) or 1, request.text_bytes
+    relay.limit = request.choices * request.limit
+    if routes.policy not in COUNTING or routes.sessions is not _OFF or sequence:
+        session = sequence or session_of(relay.exchange, routes)
+        if session is None and routes.sessions is _COOKIE:
+            relay.session = session = random_hex(16).encode()
+        relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
+    relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
 
 def session_of(exchange: Exchange, routes: ModelRoutes) -> bytes | None:

@@ -31,7 +31,7 @@ from forebay.net.client import Pool
 from forebay.wire import http1
 
 if TYPE_CHECKING:
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
     from forebay.gateway.rollout.mirroring import Mirror
 
 STALL_S: Final = 2.0

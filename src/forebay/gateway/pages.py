@@ -99,9 +99,9 @@ class Pages:
         elif exchange.path == "/livez" and exchange.method == b"GET":
             exchange.respond(200, [http1.TEXT], b"ok\n")
         elif exchange.path == "/pressure" and exchange.method == b"GET":
-            _json(exchange, 200, pressure(self._gateway, self._metrics))
+            _json(exchange, 200, pressure(self._gateway.scheduler, self._metrics))
         elif exchange.path == "/observations" and exchange.method == b"GET":
-            _json(exchange, 200, self._gateway.observations.asked(exchange.target))
+            _json(exchange, 200, self._gateway.scheduler.observations.asked(exchange.target))
         elif exchange.path == "/demand" and exchange.method == b"GET" and self._gateway.access is not None:
             exchange.respond(200, [http1.JSON], msgspec.json.encode(self._gateway.access.demand()))
         else:

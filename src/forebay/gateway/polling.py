@@ -11,8 +11,9 @@ import structlog
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Replica, Snapshot, Task
+from forebay.gateway.asking import COUNTING
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.gateway import COUNTING, Gateway
+from forebay.gateway.gateway import Gateway
 from forebay.net.client import Pool
 from forebay.net.fetching import NoAnswer, fetch
 from forebay.net.outbox import Outbox
@@ -43,7 +44,7 @@ class Fleet:
         self._watching: set[asyncio.Task[None]] = set()
         self.outbox = outbox or Outbox(asyncio.get_running_loop())
         """Upstream writes are flushed together with writes to clients, once per iteration of the loop."""
-        gateway.look = self.look
+        gateway.scheduler.look = self.look
 
     def look(self) -> None:
         """Load the snapshot if it has changed; a missing or invalid one changes nothing."""
@@ -93,7 +94,7 @@ class Fleet:
                 served = gateway.served[routes.name] = Served(routes, gateway.account(routes.name))
             served.update(routes)
             self._relink(served, routes)
-            gateway.pump(served)
+            gateway.scheduler.pump(served)
         gateway.dispatcher.take_over(snapshot)
         self._log.info("snapshot loaded", version=snapshot.version, models=len(snapshot.models))
 
@@ -174,7 +175,7 @@ class Fleet:
                 self._log.warning("replica unusable", replica=link.id, generation=link.generation, problem=problem)
             complaint = problem
             link.pool.sweep(now())
-            self._gateway.pump(served)
+            self._gateway.scheduler.pump(served)
             await asyncio.sleep(spec.load_poll_s)
 
     def _doubts(self, link: Link, problem: str) -> None:

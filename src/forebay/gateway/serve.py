@@ -14,9 +14,10 @@ from forebay.core.model import Endpoint, GatewaySpec, Limits
 from forebay.gateway import pages
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.polling import Fleet
-from forebay.gateway.records import entries
 from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.entries import RequestLog
 from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.gateway.tenancy import AccessControl
 from forebay.net.cors import Cors
 from forebay.net.outbox import Outbox
@@ -68,13 +69,14 @@ async def run(
     """
     metrics = Metrics()
     recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
-    gateway = Gateway(spec, metrics, access, rng, recorder)
+    scheduler = Scheduler(spec, RequestLog(access, recorder), rng)
+    gateway = Gateway(scheduler, metrics)
     no_port: NoPort | None = None
     async with asyncio.TaskGroup() as group:
         page = pages.Pages(gateway, spec, metrics, group, Cors(spec.cors_origins) if spec.cors_origins else None)
         fleet = Fleet(gateway, spec, group, log, outbox)
         public = HttpServer(page.handle, spec.limits, wants_body=page.wants_body, outbox=fleet.outbox)
-        public.refused, public.named = gateway.refused, entries.ListenerErrors(gateway.id_of, access, recorder).note
+        public.refused, public.named = gateway.refused, gateway.named
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [
@@ -100,7 +102,7 @@ async def run(
             if gateway.access is not None:
                 gateway.access.leave()
             await _drain(public, spec.drain_grace_s, signals, log)
-            gateway.close()
+            scheduler.close()
             await public.drain(LAST_WORDS_S)
         except NoPort as error:  # re-raised below: the task group would wrap it in an exception group
             no_port = error
@@ -149,7 +151,7 @@ async def _tick(gateway: Gateway, fleet: Fleet, page: pages.Pages) -> None:
         fleet.look()
         if gateway.access is not None and not page.draining:
             gateway.access.look()
-        gateway.expire()
+        gateway.scheduler.expire()
         await asyncio.sleep(TICK_S)
 
 

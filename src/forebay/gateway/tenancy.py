@@ -51,12 +51,21 @@ T = TypeVar("T")
 class Admitted:
     """An admitted request; its reservation must be settled exactly once, however it ends."""
 
-    __slots__ = ("key_id", "reservation", "tenant")
+    __slots__ = ("_access", "key_id", "reservation", "tenant")
 
-    def __init__(self, tenant: Tenant, reservation: Reservation, key_id: str) -> None:
+    def __init__(self, access: "AccessControl", tenant: Tenant, reservation: Reservation, key_id: str) -> None:
+        self._access = access
         self.tenant = tenant
         self.reservation = reservation
         self.key_id = key_id
+
+    def settle(self, tokens: int, now: float) -> None:
+        """It has ended, however, and used `tokens`; 0 if no replica got it."""
+        self._access.settle(self.reservation, tokens, now)
+
+    def limit_lines(self, now: float) -> bytes:
+        """What remains of its tenant's limits, as header lines."""
+        return self._access.limit_lines(self.tenant, now)
 
 
 class DeniedRefusal(Refusal):
@@ -178,7 +187,7 @@ class AccessControl:
         if "*" not in tenant.models and not tenant.may_use(model):
             return forbidden(tenant, asked or model)
         verdict = self._limiter.reserve(tenant.name, tokens, stream, now)
-        return verdict if isinstance(verdict, Denied) else Admitted(tenant, verdict, caller.key_id)
+        return verdict if isinstance(verdict, Denied) else Admitted(self, tenant, verdict, caller.key_id)
 
     def settle(self, reservation: Reservation, tokens: int, now: float) -> None:
         """A request has ended, however, and used `tokens`; 0 if no replica got it. Exactly once per request."""

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.rig import EVENT_STREAM, Worker, chat, cluster, post, read_until
 from tests.net.rig import peer, run, until
 
-from forebay.gateway import relay
+from forebay.gateway.requests import relay
 from forebay.net.server import Exchange
 
 

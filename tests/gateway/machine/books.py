@@ -10,7 +10,7 @@ from tests.gateway.machine.watched import WatchedRoom, WatchedServed
 from tests.gateway.machine.world import World
 
 from forebay.core.errors import Code
-from forebay.gateway.admission.preemption import GAVE_WAY
+from forebay.gateway.scheduling.preemption import GAVE_WAY
 from forebay.wire.records import Decision
 
 
@@ -46,7 +46,7 @@ def nothing_is_left(served: WatchedServed) -> None:
 def everything_is_counted(world: World, records: list[Decision]) -> None:
     """Metrics, access log and ledger say the same of all requests."""
     codes = Counter((record.request_id, record.code) for record in records)
-    world.gateway._log.flush()
+    world.scheduler.log.access.flush()
     lines = [msgspec.json.decode(line) for line in world.access.getvalue().splitlines()]
     assert Counter((line["request_id"], line["code"]) for line in lines) == codes
     counted: Counter[tuple[str, ...]] = Counter()
@@ -66,7 +66,7 @@ def last_jobs(world: World) -> dict[str, Job]:
     """The last attempt of each request that reached a replica; of two at once the one that went on."""
     found: dict[str, Job] = {}
     for job in sorted((job for node in world.nodes for job in node.seen), key=lambda job: job.number):
-        link, replica = world.gateway.answering[job.id], job.node.replica
+        link, replica = world.scheduler.answering[job.id], job.node.replica
         if link is not None and (link.id, link.generation) == (replica.id, replica.generation):
             found[job.id] = job
     return found
@@ -114,8 +114,8 @@ def hedges_are_as_they_went(world: World) -> None:
     counted: Counter[tuple[str, ...]] = Counter()
     for labels in world.metrics.labels("hedges_total"):
         counted[labels] += int(world.metrics.counter("hedges_total", *labels).value)
-    assert counted == world.gateway.hedges
-    assert counted.total() == world.gateway.hedges_begun
+    assert counted == world.scheduler.hedges
+    assert counted.total() == world.scheduler.hedges_begun
 
 
 def answers_are_as_written_down(world: World, records: dict[str, Decision]) -> None:

@@ -158,7 +158,7 @@ def test_who_gives_way_or_leaves_takes_both_attempts_along(world: World) -> None
     late()
     world.loop.act(world.clients[-1].leave)
     assert not world.jobs
-    assert world.gateway.hedges == {("embed", "lost"): 2}
+    assert world.scheduler.hedges == {("embed", "lost"): 2}
 
 
 def test_batch_work_makes_way_in_the_middle_of_a_stream_and_goes_on(world: World) -> None:

@@ -12,16 +12,14 @@ from forebay.core.model import ModelRoutes, Policy, RecordsSpec, Replica
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import Account
-from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import RESTARTING, Link, Served
-from forebay.gateway.gateway import Gateway
-from forebay.gateway.hedging import HEDGED, Hedge
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.relay import Relay
+from forebay.gateway.requests.relay import Relay
+from forebay.gateway.scheduling.hedging import HEDGED, Hedge
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.client import Pool
 from forebay.obs import log
-from forebay.wire.apis.wanted import Wanted
 
 SHED = frozenset(
     {Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_REPLICA, Code.REPLICA_LOST, Code.ENGINE_FAILED, Code.REQUEST_FAILED}
@@ -59,10 +57,10 @@ class WatchedLink(Link):
 
     def end_attempt(self, relay: Relay) -> bool:
         had = super().end_attempt(relay)
-        gateway = relay.gateway
-        assert isinstance(gateway, WatchedGateway)
-        if had and relay.preempted and relay not in gateway.gave_way:
-            gateway.gave_way[relay] = None
+        scheduler = relay.scheduler
+        assert isinstance(scheduler, WatchedScheduler)
+        if had and relay.preempted and relay not in scheduler.gave_way:
+            scheduler.gave_way[relay] = None
             assert self.live, f"an attempt at {self.id} gave way, where nobody can go"
             assert self.load - len(self.batch) < self.room, f"an attempt at {self.id} gave way, which makes no room"
         return had
@@ -71,14 +69,14 @@ class WatchedLink(Link):
         """No request queues behind batch work in an engine, and batch work leaves places to others."""
         band = relay.ticket.band
         if band is Band.BATCH:
-            seen = self.served.seen_by(band, relay.gateway.now())[self.served.links.index(self)]
+            seen = self.served.seen_by(band, relay.scheduler.now())[self.served.links.index(self)]
             assert seen.load < seen.room, f"batch work takes what {self.id} keeps for others"
         elif not isinstance(relay, Hedge):
             assert not crowded(self.load, self.places, len(self.batch), len(self.batch)), "it goes behind batch work"
 
     def _is_admissible(self, relay: Relay) -> None:
         """Whoever is shut gets requests only where nobody else could take them."""
-        allowed = admissible_of(self.served, relay.gateway.now())
+        allowed = admissible_of(self.served, relay.scheduler.now())
         others = [link for link in allowed if could_take(link, relay)]
         assert self in allowed or not others, f"{self.id} is shut, {[link.id for link in others]} is open"
 
@@ -91,7 +89,7 @@ class WatchedLink(Link):
             return
         live = [link for link in self.served.links if link.live]
         links = [link for link in live if could_serve(link, relay)]
-        allowed = admissible_of(self.served, relay.gateway.now())
+        allowed = admissible_of(self.served, relay.scheduler.now())
         might = [link.id for link in [x for x in links if x in allowed] or links]
         slots, lost = self.served.slots, self.served.homes.lost
         slot, losses = slots.get(relay.ask.key, ("", 0))
@@ -109,11 +107,11 @@ class WatchedLink(Link):
         assert first.hedge is hedge
         assert first.unanswered
         assert first.hedge_after_s > 0.0, "its model is never hedged"
-        assert first.gateway.now() - first.since > first.hedge_after_s - 1e-6
+        assert first.scheduler.now() - first.since > first.hedge_after_s - 1e-6
         assert not self.served.waiting
-        gateway = first.gateway
-        assert isinstance(gateway, WatchedGateway)
-        gateway.hedges_begun += 1
+        scheduler = first.scheduler
+        assert isinstance(scheduler, WatchedScheduler)
+        scheduler.hedges_begun += 1
 
 
 def could_serve(link: Link, relay: Relay) -> bool:
@@ -129,16 +127,16 @@ def admissible_of(served: Served, now: float) -> list[Link]:
 
 def could_take(link: WatchedLink, relay: Relay) -> bool:
     """Whether the link is open to this request, as far as counts go."""
-    seen = link.served.seen_by(relay.ticket.band, relay.gateway.now())[link.served.links.index(link)]
+    seen = link.served.seen_by(relay.ticket.band, relay.scheduler.now())[link.served.links.index(link)]
     return link.live and seen.load < seen.room and could_serve(link, relay)
 
 
-def nobody_waits_in_vain(gateway: "WatchedGateway", served: Served, now: float) -> None:
+def nobody_waits_in_vain(scheduler: "WatchedScheduler", served: Served, now: float) -> None:
     """Nobody waits who could go somewhere, but for the best replica, or behind somebody who does.
 
     A place where an attempt has just failed is offered at the next tick.
     """
-    if served in gateway.unsettled or served.pumping:
+    if served in scheduler.unsettled or served.pumping:
         return
     held = set()
     for relay in served.waiting:
@@ -146,7 +144,7 @@ def nobody_waits_in_vain(gateway: "WatchedGateway", served: Served, now: float) 
         kind = relay.revision, relay.tried, ask.key if ask is not None and ask.stays else 0
         if kind in held:
             continue
-        choice = gateway.choose(relay)
+        choice = scheduler.choose(relay)
         if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
             assert ask is not None
             assert ask.held
@@ -202,8 +200,8 @@ class WatchedServed(Served):
         return link
 
 
-class WatchedGateway(Gateway):
-    """A gateway that turns nobody away who could be served."""
+class WatchedScheduler(Scheduler):
+    """A scheduler that turns nobody away who could be served."""
 
     gave_way: dict[Relay, None]
     answering: dict[str, Link | None]
@@ -218,13 +216,6 @@ class WatchedGateway(Gateway):
         if not served.pumping:
             self.unsettled.pop(served, None)
 
-    def aim(self, relay: Relay, request: Wanted, body: bytes, endpoint: Endpoint) -> None:
-        super().aim(relay, request, body, endpoint)
-        if relay.session:  # made by chance, but a run must be like the next
-            assert relay.ask is not None
-            relay.session = relay.request_id
-            relay.ask.key = crc32(relay.session)
-
     def over(self, relay: Relay, code: str, status: int, now: float) -> None:
         waits = relay.link is None or relay not in relay.link.attempts
         narrow = relay.band is Band.BATCH or relay.revision  # others may have no use for what was freed just now
@@ -237,6 +228,10 @@ class WatchedGateway(Gateway):
         nobody_waits_in_vain(self, relay.served, now)
 
     def place(self, relay: Relay) -> Route | Wait | Shed:
+        if relay.session:  # made by chance, but a run must be like the next
+            assert relay.ask is not None
+            relay.session = relay.request_id
+            relay.ask.key = crc32(relay.session)
         if relay.ticket.band < Band.BATCH and relay.served.running[Band.BATCH]:
             self.unsettled[relay.served] = None
         return super().place(relay)

@@ -10,7 +10,7 @@ import msgspec
 from tests.gateway.machine.clients import LIMITS, Client
 from tests.gateway.machine.loop import Tasks, VirtualLoop
 from tests.gateway.machine.replicas import Job, Node
-from tests.gateway.machine.watched import RETRIES_MAX, Notes, WatchedGateway, WatchedServed, nobody_waits_in_vain
+from tests.gateway.machine.watched import RETRIES_MAX, Notes, WatchedScheduler, WatchedServed, nobody_waits_in_vain
 
 from forebay.core.admission import Band
 from forebay.core.model import (
@@ -31,11 +31,13 @@ from forebay.core.model import (
 from forebay.core.resilience import State
 from forebay.core.tenancy import ENTROPY_BYTES, Directory, Quota, Tenant, mint
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.hedging import Hedge
+from forebay.gateway.gateway import Gateway
 from forebay.gateway.pages import Pages
 from forebay.gateway.polling import Fleet
 from forebay.gateway.records.accesslog import AccessLog
-from forebay.gateway.relay import Relay
+from forebay.gateway.records.entries import RequestLog
+from forebay.gateway.requests.relay import Relay
+from forebay.gateway.scheduling.hedging import Hedge
 from forebay.gateway.tenancy import AccessControl
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs import log
@@ -104,9 +106,10 @@ class World:
             retries_max=RETRIES_MAX,
         )  # fmt: skip
         tasks: object = self.tasks
-        self.gateway = WatchedGateway(spec, self.metrics, AccessLog(self.access), Random(7), self.notes)
-        self.gateway.gave_way, self.gateway.answering, self.gateway.unsettled = {}, {}, {}
-        self.gateway.hedges = Counter()
+        self.scheduler = WatchedScheduler(spec, RequestLog(AccessLog(self.access), self.notes), Random(7))
+        self.scheduler.gave_way, self.scheduler.answering, self.scheduler.unsettled = {}, {}, {}
+        self.scheduler.hedges = Counter()
+        self.gateway = Gateway(self.scheduler, self.metrics)
         self.pages = Pages(self.gateway, spec, self.metrics, tasks)  # type: ignore[arg-type]
         self.fleet = Fleet(self.gateway, spec, tasks, logger)  # type: ignore[arg-type]
         self.server = HttpServer(self._handle, LIMITS, refused=self.gateway.refused)
@@ -163,9 +166,9 @@ class World:
         until = self.loop.at + seconds
         while self.loop.at < until:
             self.loop.advance(min(TICK_S, until - self.loop.at))
-            self.loop.act(self.gateway.expire)
+            self.loop.act(self.scheduler.expire)
             for served in self.gateway.served.values():
-                nobody_waits_in_vain(self.gateway, served, self.loop.at)
+                nobody_waits_in_vain(self.scheduler, served, self.loop.at)
 
     def ask(self, client: Client, path: bytes, body: dict[str, object], headers: dict[str, str]) -> None:
         content = msgspec.json.encode(body)
@@ -288,7 +291,7 @@ class World:
         """The first event of an attempt says that the prompt was read, and that a replica on trial works."""
         spoken = {job.id for job in self.jobs if job.spoke}
         for relay in self.attempting():
-            if relay.request_id.decode() in spoken and relay._transcript is not None:
+            if relay.request_id.decode() in spoken and relay.transcript is not None:
                 assert relay.link is not None
                 assert relay.charge is None or not relay.charge.waits, "its prompt is counted as unread"
                 breaker = relay.link.breaker
@@ -347,4 +350,4 @@ class World:
 
 def has_all(relay: Relay) -> bool:
     """Whether its client has everything, so that it may have left while the token counts are still to come."""
-    return relay._transcript is not None and ended(last_data(relay._transcript.last))
+    return relay.transcript is not None and ended(last_data(relay.transcript.last))

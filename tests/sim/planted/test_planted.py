@@ -13,10 +13,11 @@ from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import Seen
 from forebay.core.resilience import Breaker, Outcome, State
 from forebay.core.routing import Route, Shed, Wait, Why, choose, effective_state
-from forebay.gateway import fleet, gateway, polling
+from forebay.gateway import fleet, polling
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.gateway import Gateway
-from forebay.gateway.relay import Relay
+from forebay.gateway.requests.relay import Relay
+from forebay.gateway.scheduling import scheduler
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.client import CallError
 from forebay.sim.full.chaos import chaos
 from forebay.wire.transcript import Transcript
@@ -35,7 +36,7 @@ def settles_twice(patch: pytest.MonkeyPatch) -> None:
         over = relay._over
         right(relay, code, status)
         if not over:
-            relay.gateway.over(relay, code, status, relay.gateway.now())
+            relay.scheduler.over(relay, code, status, relay.scheduler.now())
 
     patch.setattr(Relay, "_end", wrong)
 
@@ -80,7 +81,7 @@ def herds(patch: pytest.MonkeyPatch) -> None:
         return Route(first, Why.FEWEST) if usable else choice
 
     patch.setattr(Served, "unlink", unlink)
-    patch.setattr(gateway, "choose", wrong)
+    patch.setattr(scheduler, "choose", wrong)
 
 
 def queues_without_limit(patch: pytest.MonkeyPatch) -> None:
@@ -157,15 +158,15 @@ def keeps_what_was_lost(patch: pytest.MonkeyPatch) -> None:
 
 def says_nothing(patch: pytest.MonkeyPatch) -> None:
     """A request whose replica is lost is forgotten."""
-    right = Gateway.attempt_failed
+    right = Scheduler.attempt_failed
 
-    def wrong(self: Gateway, relay: Relay, reason: str, problem: Refusal) -> None:
+    def wrong(self: Scheduler, relay: Relay, reason: str, problem: Refusal) -> None:
         if reason == "lost":
             self.end_attempt(relay, Outcome.NEUTRAL, self.now())
         else:
             right(self, relay, reason, problem)
 
-    patch.setattr(Gateway, "attempt_failed", wrong)
+    patch.setattr(Scheduler, "attempt_failed", wrong)
 
 
 def acts_on_the_unknown(patch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ def acts_on_the_unknown(patch: pytest.MonkeyPatch) -> None:
 
 def passes_garbage_on(patch: pytest.MonkeyPatch) -> None:
     """A whole answer that is none is passed on."""
-    patch.setattr("forebay.gateway.relay.OBJECT_ENDS", (b"",))
+    patch.setattr("forebay.gateway.requests.relay.OBJECT_ENDS", (b"",))
 
 
 PLANTED: dict[Plant, Iterable[str]] = {

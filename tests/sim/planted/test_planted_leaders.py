@@ -8,7 +8,7 @@ import pytest
 
 from forebay.control.leading.term import Term
 from forebay.control.snapshot import SnapshotFile
-from forebay.gateway.gateway import Gateway
+from forebay.gateway.scheduling import retrying
 from forebay.providers.fencing import Fence
 from forebay.sim.full.chaos import chaos
 from forebay.sim.full.machine import MachineProvider
@@ -55,7 +55,7 @@ def cuts_off_what_goes(patch: pytest.MonkeyPatch) -> None:
         await right(provider, slot, generation, 0.0)
 
     patch.setattr(MachineProvider, "remove", at_once)
-    patch.setattr(Gateway, "_may_go_on", lambda gateway, relay: False)
+    patch.setattr(retrying, "may_go_on", lambda scheduler, relay: False)
 
 
 PLANTED: dict[Plant, tuple[list[int], str]] = {

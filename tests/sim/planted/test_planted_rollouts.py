@@ -13,9 +13,9 @@ from forebay.core.deploy import splitting
 from forebay.core.deploy.rollout import Phase, Rollout, Seen
 from forebay.core.deploy.slots import Held, with_stable
 from forebay.core.model import Split
-from forebay.gateway import gateway
-from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.rollout import arms
+from forebay.gateway.scheduling import scheduler
+from forebay.gateway.scheduling.choosing import among
 from forebay.sim.full.chaos import chaos
 from forebay.sim.full.profile import draw
 
@@ -82,7 +82,7 @@ def lets_the_canary_help_out(patch: pytest.MonkeyPatch) -> None:
             relay.side = arms._side_for(relay, split)
         return among(own, relay, relay.tried)
 
-    patch.setattr(gateway, "choose_by_arm", wrong)
+    patch.setattr(scheduler, "choose_by_arm", wrong)
 
 
 PLANTED: dict[Plant, str] = {

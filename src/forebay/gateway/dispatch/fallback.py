@@ -9,6 +9,7 @@ from forebay.core.model import Condition
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route, may_wait
 from forebay.core.tenancy import ANONYMOUS
+from forebay.gateway.asking import prepare
 from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.tensor import requests as tensor
@@ -25,12 +26,12 @@ Made = tuple[Endpoint, bytes, Wanted]
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 
 def fall_back_or_reject(
-    gateway: "Gateway",
+    scheduler: "Scheduler",
     relay: "Relay",
     problem: Refusal,
     retry_after_s: int,
@@ -41,19 +42,19 @@ def fall_back_or_reject(
         trouble = Condition.DOWN
     if relay.chosen is None or not relay.chosen.before:
         relay.instead = (problem, retry_after_s)
-    if not fall_back(gateway, relay, trouble):
+    if not fall_back(scheduler, relay, trouble):
         relay.refuse(problem, retry_after_s)
 
 
-def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
+def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> bool:
     """Send it to a fallback model, if there is one and the caller allows it."""
     before = relay.served
     if relay.exchange.started:
         return False
     chosen = relay.chosen or Chosen(before.routes.name, "")
     tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
-    found = gateway.dispatcher.fall_back(
-        chosen, relay.exchange, gateway.served, trouble, tenant, band=relay.ticket.band
+    found = scheduler.dispatcher.fall_back(
+        chosen, relay.exchange, scheduler.served, trouble, tenant, band=relay.ticket.band
     )
     if found is None:
         return False
@@ -64,15 +65,15 @@ def fall_back(gateway: "Gateway", relay: "Relay", trouble: Condition) -> bool:
     if not endpoint.runs or TOKEN_IDS.match(request.text):  # token ids mean other text in another model's vocabulary
         return False
     if before.waiting.band(relay) is not None:
-        relay.waited(gateway.now())
+        relay.waited(scheduler.now())
         before.waiting.leave(relay)
     before.account.fell_back(trouble).inc()
     relay.asked = relay.asked or chosen.model
-    _hand_over(gateway, relay, found, made)
+    _hand_over(scheduler, relay, found, made)
     return True
 
 
-def step_back(gateway: "Gateway", relay: "Relay", code: str) -> bool:
+def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     """Take it back from a fallback model whose error its own model would not give. False: the error is no such one.
 
     The next fallback is tried. Without one it is queued for its own model again, or gets that model's error.
@@ -80,13 +81,13 @@ def step_back(gateway: "Gateway", relay: "Relay", code: str) -> bool:
     chosen, link = relay.chosen, relay.link
     if chosen is None or not chosen.before or code not in UNABLE or link is None:
         return False
-    now = gateway.now()
+    now = scheduler.now()
     relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
-    gateway.end_attempt(relay, Outcome.NEUTRAL, now)
-    if fall_back(gateway, relay, chosen.trouble):
+    scheduler.end_attempt(relay, Outcome.NEUTRAL, now)
+    if fall_back(scheduler, relay, chosen.trouble):
         return True
     meant = chosen.before[0]
-    own, made = gateway.served.get(meant), _made_for(relay, meant)
+    own, made = scheduler.served.get(meant), _made_for(relay, meant)
     if own is None or made is None:
         relay.refuse(Refusal(Code.NO_REPLICA), 1)
     elif relay.instead is not None:
@@ -94,7 +95,7 @@ def step_back(gateway: "Gateway", relay: "Relay", code: str) -> bool:
         relay.refuse(*relay.instead)
     else:
         before = (*chosen.before, chosen.model)
-        _hand_over(gateway, relay, Chosen(meant, f"{chosen.model} refuses it", "", before, chosen.trouble), made)
+        _hand_over(scheduler, relay, Chosen(meant, f"{chosen.model} refuses it", "", before, chosen.trouble), made)
     return True
 
 
@@ -110,28 +111,28 @@ def _made_for(relay: "Relay", model: str) -> Made | None:
         return None
 
 
-def _hand_over(gateway: "Gateway", relay: "Relay", found: Chosen, made: Made) -> None:
+def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made) -> None:
     """Pass it to another model, at once or when there is room."""
     endpoint, body, request = made
-    relay.chosen, relay.served = found, gateway.served[found.model]
+    relay.chosen, relay.served = found, scheduler.served[found.model]
     relay.tried, relay.ask, relay.charge, relay.session, relay.side = (), None, None, b"", None
     if relay.timer is not None:
         relay.timer.cancel()
         relay.timer = None
-    gateway.aim(relay, request, body, endpoint)
-    choice = gateway.place(relay)
+    prepare(relay, request, body, endpoint)
+    choice = scheduler.place(relay)
     if isinstance(choice, Route):
-        gateway.send(relay, choice)
+        scheduler.send(relay, choice)
     else:  # breakers may have changed state
-        relay.served.waiting.enter_again(relay, relay.ticket, gateway.now())
+        relay.served.waiting.enter_again(relay, relay.ticket, scheduler.now())
 
 
-def fall_back_all(gateway: "Gateway", served: "Served", now: float) -> None:
+def fall_back_all(scheduler: "Scheduler", served: "Served", now: float) -> None:
     """Let no request wait if a fallback is free: at once if no replica accepts requests, else after half its time."""
     trouble = Condition.SATURATED if served.ready else Condition.DOWN
-    others = [gateway.served[each.model] for each in served.routes.fallback if each.model in gateway.served]
+    others = [scheduler.served[each.model] for each in served.routes.fallback if each.model in scheduler.served]
     for relay in served.waiting.waiting():
         if not any(condition(other, relay.ticket.band) is Condition.FREE for other in others):
             return
         if trouble is Condition.DOWN or not may_wait(relay.began, relay.ticket.deadline, now):
-            fall_back(gateway, relay, trouble)
+            fall_back(scheduler, relay, trouble)

@@ -1,1 +1,1 @@
-"""Load per model: input of autoscaling, and the retry-after of a model that is starting."""
+"""Load per model: input of autoscaling."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.errors import Code
 from forebay.core.model import Task
 from forebay.core.pressure import Pressed, Pressure
-from forebay.gateway.hedging import Hedge
+from forebay.gateway.scheduling.hedging import Hedge
 from forebay.obs.metrics import Metrics
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 WANT: Final = frozenset(
     code.value
@@ -28,7 +28,7 @@ WANT: Final = frozenset(
 """Errors that more replicas would have avoided."""
 
 
-def pressure(gateway: "Gateway", metrics: Metrics) -> Pressure:
+def pressure(scheduler: "Scheduler", metrics: Metrics) -> Pressure:
     """Totals since the gateway's start, and its current load."""
     ended, refused = Counter[str](), Counter[str]()
     for model, code in metrics.labels("requests_total"):
@@ -40,11 +40,11 @@ def pressure(gateway: "Gateway", metrics: Metrics) -> Pressure:
         several = int(metrics.counter("fallbacks_total", model, trouble).value)
         ended[model] += several
         refused[model] += several
-    now = gateway.now()
+    now = scheduler.now()
     models = {
-        name: _pressed(served, ended[name], refused[name], now) for name, served in sorted(gateway.served.items())
+        name: _pressed(served, ended[name], refused[name], now) for name, served in sorted(scheduler.served.items())
     }
-    return Pressure(gateway.observations.instance, now - gateway.born, models)
+    return Pressure(scheduler.observations.instance, now - scheduler.born, models)
 
 
 def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:

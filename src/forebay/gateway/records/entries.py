@@ -1,6 +1,5 @@
-"""Response headers, access log lines and records of a request, built from its relay."""
+"""Response headers, access log lines and records of requests."""
 
-from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -23,9 +22,7 @@ from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 if TYPE_CHECKING:
     from forebay.core.tenancy import Granted
     from forebay.gateway.fleet import Link
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
-    from forebay.gateway.tenancy import Admitted
+    from forebay.gateway.requests.relay import Relay
 
 REASONS: Final = {why: why.encode() for why in Why}
 PATH_CHARS_MAX: Final = 256
@@ -47,7 +44,7 @@ def head_lines(relay: "Relay") -> bytes:
         link.head_lines,
         b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
-        limit_lines(relay.gateway, relay.admitted),
+        relay.admitted.limit_lines(relay.scheduler.now()) if relay.admitted is not None else b"",
     )
 
 
@@ -57,20 +54,12 @@ def refusal_headers(relay: "Relay", now: float) -> list[Header]:
     queued_s = relay.queued_s + (now - (relay.free_at or relay.began) if waits else 0.0)
     model = relay.served.routes.name.encode()
     headers = [(b"x-forebay-queue-ms", b"%d" % ms(queued_s)), (b"x-forebay-model", model)]
-    return headers + limits(relay.gateway, relay.admitted)
+    return headers + (parsed(relay.admitted.limit_lines(now)) if relay.admitted is not None else [])
 
 
-def limits(gateway: "Gateway", whose: "Granted | Admitted | None") -> list[Header]:
-    """`limit_lines` as headers."""
-    lines = limit_lines(gateway, whose).split(b"\r\n")[:-1]
-    return [(name, value) for name, _, value in [line.partition(b": ") for line in lines]]
-
-
-def limit_lines(gateway: "Gateway", whose: "Granted | Admitted | None") -> bytes:
-    """What remains of a tenant's limits; empty without authentication."""
-    if whose is None or gateway.access is None:
-        return b""
-    return gateway.access.limit_lines(whose.tenant, gateway.now())
+def parsed(lines: bytes) -> list[Header]:
+    """Header lines as pairs."""
+    return [(name, value) for name, _, value in [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]]
 
 
 class End:
@@ -87,8 +76,8 @@ class End:
         self.ts = wall_s()
 
 
-def facts(relay: "Relay", end: End, line: bytes) -> Facts:
-    """The record of a request; `line` is its access log line, encoded."""
+def facts(relay: "Relay", end: End, line: bytes, *, prompts: bool) -> Facts:
+    """The record of a request, with its body if `prompts`; `line` is its access log line, encoded."""
     link, routes, spent = relay.link, relay.served.routes, end.spent
     rows, others = relay.candidates or (NO_CANDIDATES, 0)
     decision = Decision(
@@ -120,7 +109,7 @@ def facts(relay: "Relay", end: End, line: bytes) -> Facts:
         relay.chosen.why if relay.chosen is not None else "",
     )
     revision = link.revision if link is not None else ""
-    body = relay.request.partition(b"\r\n\r\n")[2] if relay.gateway.keeps_prompts else b""
+    body = relay.request.partition(b"\r\n\r\n")[2] if prompts else b""
     key = relay.admitted.key_id if relay.admitted is not None else ""
     return Facts(decision, line, spent, revision=revision, key=key, client=relay.client, prompt=body)
 
@@ -164,23 +153,36 @@ def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str)
     return Facts(decision, raw, NOTHING, key=key, client=client)
 
 
-class ListenerErrors:
-    """Records errors that the listener answers itself: malformed heads, bodies too large or too late, too many
-    connections. `id_of` gives a request its id."""
+class RequestLog:
+    """Logs requests as they end: a line each in the access log, and a record for `recorder`, if there is one."""
 
-    def __init__(self, id_of: Callable[[Exchange], bytes], log: AccessLog, recorder: Recorder | None) -> None:
-        self._id_of = id_of
-        self._log = log
+    def __init__(self, access: AccessLog, recorder: Recorder | None = None) -> None:
+        self.access = access
         self._recorder = recorder
+        self.records = recorder is not None
+        """Whether requests are recorded, not just logged."""
 
-    def note(self, seen: Exchange, code: Code) -> bytes:
-        """Record the error. Returns the request id for the response."""
-        request_id = self._id_of(seen)
-        line = refused(seen.path, request_id.decode(), TABLE[code].status, code.value, "")
-        raw = self._log.add(line)
-        if self._recorder is not None:  # for every method, as it is often unknown
-            self._recorder.finished(refused_facts(line, raw, None, seen.peer))
-        return request_id
+    def ended(self, relay: "Relay", end: End) -> None:
+        """A request of a model has ended."""
+        raw = self.access.add(line(relay, end))
+        if self._recorder is not None:
+            self._recorder.finished(facts(relay, end, raw, prompts=self._recorder.prompts))
+
+    def refused(
+        self,
+        exchange: Exchange,
+        request_id: bytes,
+        code: Code,
+        *,
+        caller: "Granted | None" = None,
+        asked: str = "",
+        recorded: bool = True,
+    ) -> None:
+        """A request that belongs to no model got an error; it is logged, and `recorded` or not."""
+        line = refused(exchange.path, request_id.decode(), TABLE[code].status, code.value, asked)
+        raw = self.access.add(line)
+        if self._recorder is not None and recorded:
+            self._recorder.finished(refused_facts(line, raw, caller, exchange.peer))
 
 
 def stopped(*, begun: bool) -> Refusal:

@@ -13,7 +13,7 @@ from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.records.facts import Used
 
 if TYPE_CHECKING:
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
 
 LEFT: Final = frozenset({CLIENT_CLOSED, Code.DEADLINE_EXCEEDED.value})
 """Outcomes of requests that an engine may have worked on without a response."""

@@ -23,19 +23,19 @@ from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.asking import session_of
-from forebay.gateway.dispatch.choosing import among
 from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
-from forebay.gateway.relay import WHOLE
+from forebay.gateway.requests.state import WHOLE
 from forebay.gateway.rollout.mirroring import EMBEDDINGS, Mirror, answer_in, begin_mirror
+from forebay.gateway.scheduling.choosing import among
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 STABLE: Final = Arm.STABLE  # looked up once: access to enum members is slow
 CANARY: Final = Arm.CANARY
@@ -70,7 +70,7 @@ class Side:
         self.mirror: Mirror | None = None
 
 
-def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | Wait | Shed:
+def choose_by_arm(scheduler: "Scheduler", relay: "Relay", split: Split) -> Route | Wait | Shed:
     """Choose a replica for a request that names no revision."""
     side, share = relay.side, split.share
     if side is None or side.rollout != split.rollout:
@@ -79,19 +79,19 @@ def choose_by_arm(gateway: "Gateway", relay: "Relay", split: Split) -> Route | W
     everything = share >= 1.0 and not side.stays
     if not failed and (everything or (side.arm is CANARY and share > 0.0)):
         side.meant, side.bound = CANARY, split.canary if everything else ""
-        choice = _within(gateway, relay, split.canary)
+        choice = _within(scheduler, relay, split.canary)
         if isinstance(choice, Route) or (everything and choice is not None):
             return choice
         if everything:
-            return among(gateway, relay, relay.tried)
+            return among(scheduler, relay, relay.tried)
     else:
         side.meant = STABLE
     side.bound = split.stable
-    choice = _within(gateway, relay, split.stable, required=share <= 0.0 or side.stays)
+    choice = _within(scheduler, relay, split.stable, required=share <= 0.0 or side.stays)
     if choice is not None and (isinstance(choice, Route) or share <= 0.0 or not failed):
         return choice
     side.bound = ""
-    return among(gateway, relay, relay.tried)
+    return among(scheduler, relay, relay.tried)
 
 
 def kind_of(relay: "Relay") -> tuple[Arm, bool] | None:
@@ -105,7 +105,7 @@ def bound_to(relay: "Relay") -> str:
     return relay.revision or (relay.side.bound if relay.side is not None else "")
 
 
-def sent(gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
+def sent(scheduler: "Scheduler", relay: "Relay", link: "Link", split: Split) -> None:
     """A request is being sent to a replica of a model with two revisions."""
     if link.mirrors and link.load + len(link.mirrors) > link.places:
         next(reversed(link.mirrors)).cancel()
@@ -117,10 +117,10 @@ def sent(gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None
     side.went = side.meant if its_own and not relay.attempts and side.tells else None
     side.since = relay.since
     if side.went is STABLE and split.mirrored > 0.0:
-        side.mirror = begin_mirror(gateway, relay, split)
+        side.mirror = begin_mirror(scheduler, relay, split)
 
 
-def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now: float) -> None:
+def report(scheduler: "Scheduler", relay: "Relay", code: str, outcome: Outcome, now: float) -> None:
     """Report the first attempt when it ends: a later one may hide that it failed."""
     side, split = relay.side, relay.served.split
     assert side is not None
@@ -128,15 +128,15 @@ def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now:
     side.went = side.mirror = None
     if arm is None or split is None or split.rollout != side.rollout:
         return
-    whole = relay._mode == WHOLE
-    if outcome is Outcome.NEUTRAL and not (whole and 400 <= relay._status < 500):
+    whole = relay.mode == WHOLE
+    if outcome is Outcome.NEUTRAL and not (whole and 400 <= relay.status < 500):
         return
     latency_s, at = max(TICK_S, now - side.since), wall_s()
     early = at - latency_s < split.counts_from
     stratum = stratum_of(int(relay.served.lengths.tokens(relay.prompt_bytes)))
     if code != OK:
         failed = Sample(split.rollout, arm, at, code, stratum, latency_s=latency_s, early=early)
-        gateway.observations.note(failed)
+        scheduler.observations.note(failed)
         return
     ttft_s = tpot_s = -1.0
     tokens = relay.usage[1] or relay.events[1]
@@ -151,9 +151,9 @@ def report(gateway: "Gateway", relay: "Relay", code: str, outcome: Outcome, now:
     )  # fmt: skip
     answer: str | Vectors | None = text
     if mirror is not None and whole and relay.path == EMBEDDINGS:
-        answer = answer_in(EMBEDDINGS, relay._body)
+        answer = answer_in(EMBEDDINGS, relay.body)
     pair = mirror.stable_said(answer) if mirror is not None and answer is not None else None
-    gateway.observations.note(sample, pair)
+    scheduler.observations.note(sample, pair)
 
 
 def _side_for(relay: "Relay", split: Split) -> Side:
@@ -177,13 +177,13 @@ def _caller(relay: "Relay") -> str:
 
 
 def _within(
-    gateway: "Gateway", relay: "Relay", revision: str, *, required: bool = False
+    scheduler: "Scheduler", relay: "Relay", revision: str, *, required: bool = False
 ) -> Route | Wait | Shed | None:
     """A choice among the live replicas of a revision; None: none is left, or only some with open breakers."""
     served, tried = relay.served, relay.tried
     if not any(x.live and x.revision == revision and (x.id, x.generation) not in tried for x in served.links):
         return None
-    choice = among(gateway, relay, (*tried, *of_other_revisions(served.links, revision)), not required)
+    choice = among(scheduler, relay, (*tried, *of_other_revisions(served.links, revision)), not required)
     if required or isinstance(choice, Route):
         return choice
     return choice if isinstance(choice, Wait) and choice.why is not Why.NONE_READY else None
@@ -191,8 +191,8 @@ def _within(
 
 def _said(relay: "Relay") -> str | None:
     """The text of a complete response; None if it has none, or cannot be parsed."""
-    transcript = relay._transcript
+    transcript = relay.transcript
     if transcript is not None:
         what = transcript.state()
         return what.text.decode() if what is not None else None
-    return texts.response_text(b"".join(relay._body)) if relay._mode == WHOLE else None
+    return texts.response_text(b"".join(relay.body)) if relay.mode == WHOLE else None

@@ -16,7 +16,7 @@ from forebay.core.resilience import State
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
 from forebay.gateway.account import UNREPORTED, usage
-from forebay.gateway.relay import ERROR, OBJECT_ENDS, USAGE
+from forebay.gateway.requests.relay import ERROR, OBJECT_ENDS, USAGE
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, is_retryable
 from forebay.net.client import CallError, Header
 from forebay.obs.clock import wall_s
@@ -26,8 +26,8 @@ from forebay.wire.transcript import Transcript, ended, last_data
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 EMBEDDINGS: Final = "/v1/embeddings"
 COPIED: Final = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS})
@@ -51,12 +51,12 @@ class Mirror:
         "_canary",
         "_counters",
         "_early",
-        "_gateway",
         "_link",
         "_path",
         "_question",
         "_rejected",
         "_rollout",
+        "_scheduler",
         "_size",
         "_stable",
         "_status",
@@ -66,9 +66,9 @@ class Mirror:
         "_usage",
     )  # fmt: skip
 
-    def __init__(self, gateway: "Gateway", relay: "Relay", link: "Link", split: Split) -> None:
+    def __init__(self, scheduler: "Scheduler", relay: "Relay", link: "Link", split: Split) -> None:
         served = relay.served
-        self._gateway = gateway
+        self._scheduler = scheduler
         self._link = link
         self._rollout = split.rollout
         self._early = wall_s() < split.counts_from
@@ -167,7 +167,7 @@ class Mirror:
             early=self._early,
         )  # fmt: skip
         self._canary = answer
-        self._gateway.observations.note(sample, self._pair())
+        self._scheduler.observations.note(sample, self._pair())
 
     def _answer(self) -> str | Vectors | None:
         if self._transcript is not None:
@@ -198,7 +198,7 @@ def answer_in(path: str, body: list[bytes]) -> str | Vectors | None:
     return embedded(whole) if len(whole) <= VECTORS_BYTES_MAX else None
 
 
-def begin_mirror(gateway: "Gateway", relay: "Relay", split: Split) -> Mirror | None:
+def begin_mirror(scheduler: "Scheduler", relay: "Relay", split: Split) -> Mirror | None:
     """Send a copy of a request to the canary, if it is sampled for that and there is room."""
     served = relay.served
     drawn = f"mirror {relay.request_id.decode('latin-1')}"
@@ -209,4 +209,4 @@ def begin_mirror(gateway: "Gateway", relay: "Relay", split: Split) -> Mirror | N
     if not able:
         served.account.mirrored("no_room").inc()
         return None
-    return Mirror(gateway, relay, min(able, key=lambda x: (x.load + len(x.mirrors), x.id)), split)
+    return Mirror(scheduler, relay, min(able, key=lambda x: (x.load + len(x.mirrors), x.id)), split)

@@ -21,9 +21,11 @@ from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.fleet import Link, Served
 from forebay.gateway.gateway import Gateway
 from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.entries import RequestLog
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.recorder import Recorder
-from forebay.gateway.relay import Relay
+from forebay.gateway.requests.relay import Relay
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
@@ -62,24 +64,50 @@ class Notes(Recorder):
         self.all.append(facts)
 
 
+class WatchedScheduler(Scheduler):
+    """A scheduler that shows each of its steps to the gateway that checks it."""
+
+    watched_by: "WatchedGateway"
+
+    def __init__(self, spec: GatewaySpec, rng: Random, notes: Notes) -> None:
+        super().__init__(spec, RequestLog(AccessLog(io.BytesIO()), notes), rng)
+        self.notes = notes
+
+    def admit(self, relay: Relay) -> None:
+        """A request is queued or sent."""
+        super().admit(relay)
+        self.watched_by.admitted(relay)
+
+    def send(self, relay: Relay, route: Route) -> None:
+        """An attempt begins."""
+        begun = relay.exchange.started
+        self.watched_by.sending(relay, relay.served.links[route.at])
+        super().send(relay, route)
+        self.watched_by.sent(relay, begun)
+
+    def attempt_failed(self, relay: Relay, reason: str, problem: Refusal) -> None:
+        """An attempt has failed."""
+        self.watched_by.failing(relay, reason)
+        super().attempt_failed(relay, reason, problem)
+
+    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
+        """A request has ended."""
+        self.watched_by.ending(relay, code)
+        super().over(relay, code, status, now)
+        self.watched_by.ended(relay)
+
+
 class WatchedGateway(Gateway):
     """A gateway with checks at every step. Once killed, its actions no longer count."""
 
     def __init__(
-        self,
-        spec: GatewaySpec,
-        metrics: Metrics,
-        rng: Random,
-        *,
-        process: Process,
-        book: Book,
-        notes: Notes,
-        sides: Sides,
+        self, scheduler: WatchedScheduler, metrics: Metrics, *, process: Process, book: Book, sides: Sides
     ) -> None:
-        super().__init__(spec, metrics, AccessLog(io.BytesIO()), rng, notes)
+        super().__init__(scheduler, metrics)
+        scheduler.watched_by = self
         self.process = process
         self.book = book
-        self.notes = notes
+        self.notes = scheduler.notes
         self.sides = sides
         self.metrics = metrics
         self.began = self.now()
@@ -99,37 +127,38 @@ class WatchedGateway(Gateway):
             self.shares[id] = served.split.share if served.split is not None else None
         super().handle(exchange, endpoint)
 
-    def _admit(self, relay: Relay) -> None:
-        super()._admit(relay)
+    def admitted(self, relay: Relay) -> None:
+        """A request was queued or sent."""
         waiting = relay.served.waiting
         if relay in waiting.waiting():
             newcomers = sum(not (each.attempts or each.preempted) for each in waiting)
             self._expect(newcomers <= waiting.size_max, "every queue keeps its limit", f"{newcomers} wait")
 
-    def send(self, relay: Relay, route: Route) -> None:
+    def sending(self, relay: Relay, link: Link) -> None:
         """An attempt begins."""
-        link = relay.served.links[route.at]
         self._may_be_sent(relay, link)
-        begun = relay.exchange.started
         self.book.note("send", self.process.node, relay.request_id.decode(), link.id, link.generation)
-        super().send(relay, route)
+
+    def sent(self, relay: Relay, begun: bool) -> None:
+        """An attempt has begun; the response had `begun` before."""
         call = relay._call
         if begun and call is not None:
             self._expect(CONTINUES in call.request, "after the first byte only a resume", relay.request_id.decode())
 
-    def attempt_failed(self, relay: Relay, reason: str, problem: Refusal) -> None:
+    def failing(self, relay: Relay, reason: str) -> None:
         """An attempt has failed."""
         self.book.note("again", self.process.node, relay.request_id.decode(), reason)
-        super().attempt_failed(relay, reason, problem)
 
-    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
-        """A request has ended."""
+    def ending(self, relay: Relay, code: str) -> None:
+        """A request has ended, and is about to be accounted for."""
         id = relay.request_id
         self.book.note("over", self.process.node, id.decode(), code)
         self._expect(self.taken.get(id) is None, "every request ends once", id.decode())
         self.taken[id] = relay
-        super().over(relay, code, status, now)
-        self._expect(relay.exchange.finished, "who has ended has an answer", id.decode())
+
+    def ended(self, relay: Relay) -> None:
+        """A request has ended and is accounted for."""
+        self._expect(relay.exchange.finished, "who has ended has an answer", relay.request_id.decode())
 
     def _expect(self, holds: object, rule: str, details: str) -> None:
         if self.process.alive:
@@ -269,14 +298,15 @@ def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[Watc
     made: list[WatchedGateway] = []
     sides = Sides()
 
-    def make(
-        spec: GatewaySpec, metrics: Metrics, access: AccessLog, rng: Random, recorder: Recorder | None
-    ) -> WatchedGateway:
+    def scheduling(spec: GatewaySpec, _: RequestLog, rng: Random) -> WatchedScheduler:
+        return WatchedScheduler(spec, rng, Notes(log))
+
+    def make(scheduler: WatchedScheduler, metrics: Metrics) -> WatchedGateway:
         process = RUNNING.get()
         assert process is not None
-        gateway = WatchedGateway(spec, metrics, rng, process=process, book=book, notes=Notes(log), sides=sides)
+        gateway = WatchedGateway(scheduler, metrics, process=process, book=book, sides=sides)
         made.append(gateway)
         return gateway
 
-    with standing_in((serve, "Gateway", make)):
+    with standing_in((serve, "Scheduler", scheduling), (serve, "Gateway", make)):
         yield made

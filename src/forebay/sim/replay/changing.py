@@ -185,7 +185,7 @@ class Changing:
         return make_reading(MODEL, self._slo, found, look, at=wall_s(), cold_start_s=start_s, gpus=self._gpus)
 
     def _collected(self, gates: Sequence[Gate], since_s: float) -> Collected:
-        seen = [pressure(gate.gateway, gate.metrics).models[MODEL] for gate in gates]
+        seen = [pressure(gate.scheduler, gate.metrics).models[MODEL] for gate in gates]
         before = self._before or [Pressed()] * len(seen)
         self._before = seen
         grown = [since(earlier, each) for earlier, each in zip(before, seen, strict=True)]

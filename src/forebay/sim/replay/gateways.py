@@ -11,10 +11,13 @@ from typing import Final
 
 from forebay.core.errors import OK
 from forebay.core.model import GatewaySpec, Limits, LoadReport, ModelRoutes, Replica, ReplicaState, Snapshot
+from forebay.gateway.asking import COUNTING
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.fleet import Link, Served
-from forebay.gateway.gateway import COUNTING, Gateway
+from forebay.gateway.gateway import Gateway
 from forebay.gateway.records.accesslog import AccessLog
+from forebay.gateway.records.entries import RequestLog
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.client import Pool
 from forebay.net.connection import Connection
 from forebay.net.server import HttpServer
@@ -106,7 +109,8 @@ class Gate:
     ) -> None:
         spec = GatewaySpec(f"gateway-{at}", 1, "", 0, "", "", "")
         self.metrics = Metrics()
-        self.gateway = Gateway(spec, self.metrics, AccessLog(io.BytesIO()), rng)
+        self.scheduler = Scheduler(spec, RequestLog(AccessLog(io.BytesIO())), rng)
+        self.gateway = Gateway(self.scheduler, self.metrics)
         self.server = HttpServer(lambda exchange: self.gateway.handle(exchange, ENDPOINT), LIMITS)
         self._began = began
         self._ended = ended
@@ -115,7 +119,7 @@ class Gate:
         self._borrowed: Borrowed | None = None
         self._links: dict[str, tuple[int, Link]] = {}
         """By replica, with its number among all replicas so far."""
-        self.served = self.gateway.served[MODEL] = Served(routes, self.gateway.account(MODEL))
+        self.served = self.scheduler.served[MODEL] = Served(routes, self.gateway.account(MODEL))
         self.served.pricing.gateways = gateways
         self.gateway.snapshot = Snapshot(1, (routes,))
         self.gateway.dispatcher.take_over(self.gateway.snapshot)
@@ -142,7 +146,7 @@ class Gate:
     def borrow(self, rival: Borrowed) -> None:
         """Let another system's policy choose replicas."""
         self._borrowed = rival
-        self.gateway.chooser = rival.choose
+        self.scheduler.chooser = rival.choose
 
     def hear(self, node: Node, report: LoadReport, now: float) -> None:
         """Apply a replica's load report and dispatch queued requests, as a gateway does after each report."""
@@ -155,7 +159,7 @@ class Gate:
             news = node.news(link.blocks_seq)
             if news is not None:
                 served.apply_blocks(link, news, now)
-        self.gateway.pump(served)
+        self.scheduler.pump(served)
 
     def ask(self, job: Job, messages: bytes, band: str, tenant: str) -> None:
         """Let a client send a prompt, given as the JSON of its messages."""

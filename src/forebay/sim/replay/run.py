@@ -245,7 +245,7 @@ class _Replay:
 
     def _tick(self) -> None:
         for gate in self._gates:
-            gate.gateway.expire()
+            gate.scheduler.expire()
 
     def _poll(self) -> None:
         """Gateways poll replicas; unchanged reports are skipped."""

@@ -6,7 +6,7 @@ from forebay.core.model import Split, Sticky
 from forebay.core.rollout.values import Arm
 from forebay.gateway.asking import SESSION
 from forebay.gateway.fleet import Link
-from forebay.gateway.relay import Relay
+from forebay.gateway.requests.relay import Relay
 
 Expect = Callable[[object, str, str], None]
 

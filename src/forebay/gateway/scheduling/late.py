@@ -9,18 +9,18 @@ from forebay.gateway.dispatch.fallback import fall_back_or_reject
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 
-def drop_late(gateway: "Gateway", served: "Served") -> None:
+def drop_late(scheduler: "Scheduler", served: "Served") -> None:
     """Reject all requests that have waited too long."""
-    now = gateway.now()
+    now = scheduler.now()
     for relay in served.waiting.expire(now):
         if relay.ticket.last <= now and not relay.exchange.started:
             relay.refuse(_past_deadline(relay), served.waiting.retry_after_s(now))
         else:
-            fall_back_or_reject(gateway, relay, *_too_late(served, now))
+            fall_back_or_reject(scheduler, relay, *_too_late(served, now))
 
 
 def _too_late(served: "Served", now: float) -> tuple[Refusal, int]:
@@ -34,12 +34,12 @@ def _too_late(served: "Served", now: float) -> tuple[Refusal, int]:
     return Refusal(Code.NO_REPLICA, text), start_s
 
 
-def out_of_time(gateway: "Gateway", relay: "Relay") -> None:
+def out_of_time(scheduler: "Scheduler", relay: "Relay") -> None:
     """A streaming request has passed its deadline: if nothing has come, it is still queued, here or in the engine."""
     if not (relay.exchange.started or relay.exchange.finished):
         relay.give_up()
         relay.served.waiting.leave(relay)  # first: the response lets in its connection's next request, which pumps
-        relay.refuse(_past_deadline(relay), relay.served.waiting.retry_after_s(gateway.now()))
+        relay.refuse(_past_deadline(relay), relay.served.waiting.retry_after_s(scheduler.now()))
 
 
 def _past_deadline(relay: "Relay") -> Refusal:

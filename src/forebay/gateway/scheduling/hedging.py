@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route
-from forebay.gateway.relay import Relay
+from forebay.gateway.requests.relay import Relay
 from forebay.gateway.tensor.answers import is_retryable
 from forebay.net.client import CallError, Header
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Link
-    from forebay.gateway.gateway import Gateway
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 HEDGED: Final = "hedged"
 """Outcome of an attempt that was cancelled because the other one won."""
@@ -27,7 +27,7 @@ class Hedge(Relay):
     def __init__(self, first: Relay, link: "Link") -> None:
         ticket, began = first.ticket, first.began
         super().__init__(
-            first.gateway, first.served, first.exchange, first.path, first.request_id, ticket=ticket, began=began
+            first.scheduler, first.served, first.exchange, first.path, first.request_id, ticket=ticket, began=began
         )
         first.exchange.on_disconnect = first.client_gone
         self.first = first
@@ -69,9 +69,9 @@ class Hedge(Relay):
         first = self.first
         if is_retryable(status, headers) or status >= 500:
             outcome = Outcome.NEUTRAL if status == 503 else Outcome.FAILED
-            first.gateway.hedged(first, won=False, reason=str(status), outcome=outcome)
+            first.scheduler.hedged(first, won=False, reason=str(status), outcome=outcome)
             return
-        first.gateway.hedged(first, won=True)
+        first.scheduler.hedged(first, won=True)
         first.on_head(status, headers)
 
     def on_body(self, data: bytes) -> None:
@@ -81,10 +81,10 @@ class Hedge(Relay):
         self._failed(error.kind)
 
     def _failed(self, reason: str) -> None:
-        self.first.gateway.hedged(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
+        self.first.scheduler.hedged(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
 
 
-def begin_hedge(gateway: "Gateway", relay: Relay) -> None:
+def begin_hedge(scheduler: "Scheduler", relay: Relay) -> None:
     """Its response is late: try a second replica too, if it has room and the budget allows."""
     served, link = relay.served, relay.link
     if link is None or relay not in link.attempts or not relay.unanswered or served.waiting:
@@ -92,15 +92,15 @@ def begin_hedge(gateway: "Gateway", relay: Relay) -> None:
     if relay.exchange.started:  # a replica is already streaming, and only this relay can resume that
         return
     hedge = Hedge(relay, link)
-    choice = gateway.choose(hedge)
-    if isinstance(choice, Route) and gateway.budget.allow(gateway.now()):
+    choice = scheduler.choose(hedge)
+    if isinstance(choice, Route) and scheduler.budget.allow(scheduler.now()):
         relay.hedge = hedge
-        gateway.send(hedge, choice)
+        scheduler.send(hedge, choice)
 
 
-def end_hedge(gateway: "Gateway", relay: Relay, won: bool, reason: str, outcome: Outcome) -> None:
+def end_hedge(scheduler: "Scheduler", relay: Relay, won: bool, reason: str, outcome: Outcome) -> None:
     """Drop the first attempt if the hedge `won`, else the hedge; `reason` and `outcome` are the dropped one's."""
-    hedge, now = relay.hedge, gateway.now()
+    hedge, now = relay.hedge, scheduler.now()
     assert hedge is not None
     relay.hedge = None
     relay.served.account.hedged("won" if won else "lost").inc()
@@ -114,4 +114,4 @@ def end_hedge(gateway: "Gateway", relay: Relay, won: bool, reason: str, outcome:
         relay.tried = (*relay.tried, (link.id, link.generation))
     relay.attempts += (Attempt(link.id, hedge.why, reason, now - hedge.since),)
     hedge.give_up()
-    gateway.end_attempt(hedge, outcome, now)
+    scheduler.end_attempt(hedge, outcome, now)

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.routing import Route, Shed, Wait, may_wait
 
 if TYPE_CHECKING:
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 LOOK_MAX: Final = 64
 """Behind a held request, how many others are examined for some that do not wait for the same reason."""
 
 
-def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | Shed:
+def hold(scheduler: "Scheduler", relay: "Relay", choice: Wait) -> Route | Wait | Shed:
     """Let a request wait for the replica that `choice` names, if it may; else choose again without waiting."""
-    served, ask, now = relay.served, relay.ask, gateway.now()
+    served, ask, now = relay.served, relay.ask, scheduler.now()
     assert ask is not None
     waiting = served.waiting
     has_a_place = len(waiting) < waiting.size_max or waiting.band(relay) is not None
@@ -26,7 +26,7 @@ def hold(gateway: "Gateway", relay: "Relay", choice: Wait) -> Route | Wait | She
         ask.held = True
         return choice
     ask.patient = False
-    return gateway.choose(relay)
+    return scheduler.choose(relay)
 
 
 def overtakes(relay: "Relay") -> bool:

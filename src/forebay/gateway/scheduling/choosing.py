@@ -7,30 +7,30 @@ from forebay.core.resilience import admissible
 from forebay.core.routing import Route, Shed, View, Wait
 from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.fleet import BATCH
-from forebay.gateway.hedging import Hedge
+from forebay.gateway.scheduling.hedging import Hedge
 
 if TYPE_CHECKING:
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 
 def among(
-    gateway: "Gateway", relay: "Relay", tried: tuple[tuple[str, int], ...], sound: bool = False
+    scheduler: "Scheduler", relay: "Relay", tried: tuple[tuple[str, int], ...], sound: bool = False
 ) -> Route | Wait | Shed:
     """Choose among the replicas that are not in `tried`; with `sound` never one whose breaker is open."""
-    served, band, chooser, rng = relay.served, relay.ticket.band, gateway.chooser, gateway.rng
+    served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
         tried = (*tried, *of_other_revisions(served.links, relay.revision))
     policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
     links: Sequence[View] = served.links
     taken: list[tuple[str, int]] = []
     if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
-        links = served.seen_by(band, gateway.now())
+        links = served.seen_by(band, scheduler.now())
         if band < BATCH and not (ask is not None and ask.stays):
             taken = served.full_for_urgent()
     if served.troubled:
         live = [link for link in served.links if link.live]
-        allowed = admissible([link.breaker for link in live], gateway.now())
+        allowed = admissible([link.breaker for link in live], scheduler.now())
         shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
         if shut:
             choice = chooser(policy, links, (*tried, *shut, *taken), rng, ask=ask, pricing=pricing)

@@ -12,7 +12,7 @@ from tests.net.rig import Answer, lone, peer, run, until
 from forebay.core.model import ModelRoutes, RecordsSpec, ReplicaState
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.asking import make_ticket
-from forebay.gateway.gateway import Gateway
+from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.server import Exchange
 from forebay.wire import records
 
@@ -252,7 +252,7 @@ def test_who_gave_way_waits_no_longer_than_its_client_has_named(tmp_path: Path, 
 def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that becomes free between two looks at the clock goes to who still wants it."""
     held: list[Exchange] = []
-    monkeypatch.setattr(Gateway, "expire", lambda _: None)
+    monkeypatch.setattr(Scheduler, "expire", lambda _: None)
 
     async def main() -> None:
         async with cluster(tmp_path, one_place(held)) as front, asyncio.TaskGroup() as group:

@@ -9,8 +9,8 @@ from forebay.gateway.rollout.arms import bound_to
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
-    from forebay.gateway.gateway import Gateway
-    from forebay.gateway.relay import Relay
+    from forebay.gateway.requests.relay import Relay
+    from forebay.gateway.scheduling.scheduler import Scheduler
 
 GAVE_WAY: Final = "gave_way"
 """Outcome of a preempted attempt."""
@@ -20,27 +20,27 @@ NOTED_MAX: Final = 16
 """Preempted attempts are recorded only up to this many attempts of one request."""
 
 
-def preempt_batch(gateway: "Gateway", relay: "Relay", choice: Route | Wait | Shed) -> Route | Wait | Shed:
+def preempt_batch(scheduler: "Scheduler", relay: "Relay", choice: Route | Wait | Shed) -> Route | Wait | Shed:
     """Preempt batch work at the chosen replica for an urgent request. Returns the final choice."""
     served = relay.served
-    served.urgent_at = gateway.now()
+    served.urgent_at = scheduler.now()
     while isinstance(choice, Route):
         link = served.links[choice.at]
         stopped = 0
         while crowded(link.load, min(link.places, link.room), len(link.batch), link.batch_max, stopped):
             newest = next(reversed(link.batch))
             if newest.yields:
-                preempt_attempt(gateway, newest)
+                preempt_attempt(scheduler, newest)
                 stopped += 1
             else:
                 del link.batch[newest]
         if link.load < link.room:
             break
-        choice = gateway.choose(relay)  # an attempt there could not be preempted
+        choice = scheduler.choose(relay)  # an attempt there could not be preempted
     return choice
 
 
-def preempt_lower(gateway: "Gateway", relay: "Relay") -> None:
+def preempt_lower(scheduler: "Scheduler", relay: "Relay") -> None:
     """No replica has room: preempt an attempt of a lower band that has sent nothing to its client yet."""
     served, band = relay.served, relay.ticket.band
     if not any(served.running[band + 1 : Band.BATCH]):  # batch work would have been preempted already
@@ -49,20 +49,20 @@ def preempt_lower(gateway: "Gateway", relay: "Relay") -> None:
     links = (x for x in served.links if x.live and x.load <= x.room and revision in ("", x.revision))
     victim = preempt((each for link in links for each in link.attempts), band)
     if victim is not None:
-        preempt_attempt(gateway, victim)
-        gateway.pump(served)
+        preempt_attempt(scheduler, victim)
+        scheduler.pump(served)
 
 
-def preempt_attempt(gateway: "Gateway", victim: "Relay") -> None:
+def preempt_attempt(scheduler: "Scheduler", victim: "Relay") -> None:
     """Preempt an attempt; its request is queued again."""
-    served, link, ticket, now = victim.served, victim.link, victim.ticket, gateway.now()
+    served, link, ticket, now = victim.served, victim.link, victim.ticket, scheduler.now()
     assert link is not None
     served.account.preempted(ticket.band.name.lower()).inc()
     if victim.hedge is not None:
-        gateway.hedged(victim, won=False)
+        scheduler.hedged(victim, won=False)
     if len(victim.attempts) < NOTED_MAX:
         victim.attempts += (Attempt(link.id, victim.why, GAVE_WAY, now - victim.since),)
     victim.extend_wait(now + PATIENCE_S)
     victim.preempt()
-    gateway.end_attempt(victim, Outcome.NEUTRAL, now)
+    scheduler.end_attempt(victim, Outcome.NEUTRAL, now)
     served.waiting.enter_again(victim, victim.ticket, now, since=victim.began)

@@ -25,8 +25,8 @@ from tests.net.rig import Answer, peer, run, until
 from forebay.core.admission import Band, RequestQueue, Ticket
 from forebay.core.model import Condition
 from forebay.core.routing import Route, Wait, Why
-from forebay.gateway.admission.preemption import preempt_batch
 from forebay.gateway.dispatch import dispatching
+from forebay.gateway.scheduling.preemption import preempt_batch
 from forebay.net.server import Exchange
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head
 

@@ -1,1 +1,0 @@
-"""Preemption: the rules of `core.admission` applied to attempts in flight."""
