@@ -163,6 +163,21 @@ def test_a_sequence_stays_at_one_replica_whatever_the_policy(policy: Policy, tmp
     run(main())
 
 
+def test_a_response_that_its_replica_gives_up_as_late_is_a_missed_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        def late(exchange: Exchange) -> None:
+            exchange.respond(504, [JSON], b'{"error":"its deadline cannot be met: 2 ms are left"}')
+
+        workers = [net(late), net(late, 1)]
+        async with cluster(tmp_path, *workers, base=BASE) as front:
+            got = await front.ask(post(b"{}", INFER, b"x-forebay-deadline-ms: 2000"))
+            assert (got.status, error(got)) == (504, "its deadline cannot be met: 2 ms are left")
+            assert await front.metric('forebay_requests_total{code="deadline_exceeded",model="net"}') == 1
+            assert sum(len(each.requests) for each in workers) == 1, "another one is not faster"
+
+    run(main())
+
+
 def test_errors_have_the_form_of_the_protocol_and_none_of_the_client_harms_a_replica(tmp_path: Path) -> None:
     async def main() -> None:
         def bad(exchange: Exchange) -> None:

@@ -388,7 +388,7 @@ def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_
             busy = server.ask("b", ONE)
             await until("it is awake", lambda: server.pids("b"))
             late = await server.ask("a", ONE, deadline=monotonic() + 0.001).error()
-            assert (late.kind, late.retry_after_s) == (Kind.UNAVAILABLE, 1)
+            assert (late.kind, late.retry_after_s) == (Kind.DEADLINE_EXCEEDED, 1)
             assert "its deadline passed" in late.text
             await until("nobody waits", lambda: not server.itself._memory._queue)
             crowded = await server.ask("a", ONE).error()

@@ -97,7 +97,8 @@ class Served:
             request.deadline = began + within_s
 
         def hear(response: InferResponse | None, final: bool) -> None:
-            ended.set_result(response.error.text if response is not None and response.error is not None else "ok")
+            error = response.error if response is not None else None
+            ended.set_result("ok" if error is None else f"{error.kind} {error.text}")
 
         call = Call(request, Checked(1, (), (), ()), hear)
         call.started_ns = call.queued_ns = int((began - waited_s) * 1e9)
@@ -140,6 +141,7 @@ def test_who_cannot_have_its_answer_in_time_is_told_at_once(play: Play) -> None:
         served = Served(config())
         await served.ask()
         text, after_s = await served.ask(0.05)
+        assert text.startswith("DEADLINE_EXCEEDED ")
         assert text.endswith(f"{TOO_LATE}: 50 ms are left, and a batch takes 100 ms")
         assert after_s == 0
         full = [served.ask(1.0) for _ in range(5)]
@@ -189,6 +191,6 @@ def test_a_timeout_runs_since_the_request_began_to_wait_in_whatever_queue(play: 
         batching = replace(BATCHING, default_policy=QueuePolicy(allow_override=True))
         served = Served(replace(config(), batching=batching))
         text, after_s = await served.ask(timeout_s=2.0, waited_s=1.5)
-        assert (text, after_s) == (TIMEOUT_EXPIRED, 0.5)
+        assert (text, after_s) == (f"UNAVAILABLE {TIMEOUT_EXPIRED}", 0.5)
 
     play(main())

@@ -100,6 +100,7 @@ def test_a_model_that_cannot_do_it_is_an_error(model: str, status: int, code: st
         ("UNSUPPORTED", 400, "invalid_request", "input"),
         ("NOT_FOUND", 404, "model_not_found", "input"),
         ("UNAVAILABLE", 503, "overloaded", None),
+        ("DEADLINE_EXCEEDED", 504, "deadline_exceeded", None),
         ("INTERNAL", 500, "internal_error", None),
         ("UNKNOWN", 500, "internal_error", None),
     ],
@@ -115,7 +116,7 @@ def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
             ours = error["message"].endswith("failed; the log has the request id.")
             assert ours if status == 500 else error["message"] == "not this"
             assert answer.headers.get(b"x-forebay-retryable") == (b"1" if status == 503 else None)
-            assert answer.headers.get(b"retry-after") == (b"3" if status == 503 else None)
+            assert answer.headers.get(b"retry-after") == (b"3" if status in (503, 504) else None)
             assert all(ticket.cancelled for ticket in it.models.tickets)
 
     run(main())

@@ -15,6 +15,8 @@ class Kind(StrEnum):
     UNSUPPORTED = "UNIMPLEMENTED"
     ALREADY_EXISTS = "ALREADY_EXISTS"
     CANCELLED = "CANCELLED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    """The response would be late. Triton has no deadlines, and its C API no such code."""
 
 
 HTTP_STATUS: Final = {
@@ -23,6 +25,7 @@ HTTP_STATUS: Final = {
     Kind.UNAVAILABLE: 503,
     Kind.UNSUPPORTED: 501,
     Kind.CANCELLED: 499,
+    Kind.DEADLINE_EXCEEDED: 504,
 }
 """Every other kind is 400, as in Triton."""
 

@@ -31,4 +31,6 @@ def code_of(status: int) -> Code:
         return Code.OVERLOADED
     if status == 404:
         return Code.NOT_FOUND
+    if status == 504:
+        return Code.DEADLINE_EXCEEDED
     return Code.INVALID_REQUEST if status < 500 or status == 501 else Code.INTERNAL

@@ -31,6 +31,7 @@ CODES: Final = {
     Kind.UNSUPPORTED: grpc.UNIMPLEMENTED,
     Kind.ALREADY_EXISTS: grpc.ALREADY_EXISTS,
     Kind.CANCELLED: grpc.CANCELLED,
+    Kind.DEADLINE_EXCEEDED: grpc.DEADLINE_EXCEEDED,
 }
 MESSAGES_BYTES_MAX: Final = 2 * 2**30
 """Limit of incomplete messages, over all calls."""

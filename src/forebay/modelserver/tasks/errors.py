@@ -18,6 +18,7 @@ RETRYABLE: Final = (b"x-forebay-retryable", b"1")
 _CODES: Final = {
     Kind.NOT_FOUND: Code.MODEL_NOT_FOUND,
     Kind.UNAVAILABLE: Code.OVERLOADED,
+    Kind.DEADLINE_EXCEEDED: Code.DEADLINE_EXCEEDED,
     Kind.INTERNAL: Code.INTERNAL,
     Kind.UNKNOWN: Code.INTERNAL,
 }
@@ -39,8 +40,8 @@ class Failure(Refusal):
 class Crowded(Refusal):
     """There is no capacity for a request now; clients may retry after `retry_after_s`."""
 
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(Code.OVERLOADED, refused.text)
+    def __init__(self, code: Code, refused: Refused) -> None:
+        super().__init__(code, refused.text)
         self.retry_after_s = refused.retry_after_s
 
 
@@ -64,8 +65,8 @@ def translated(refused: Refused, param: str, model: str, rows: range | None = No
     if code is Code.INTERNAL:
         return failed(model, refused.text)
     text = _INSIDE.sub("", refused.text, count=1)
-    if refused.retry_after_s and code is Code.OVERLOADED:
-        return Crowded(refused)
+    if refused.retry_after_s and code in (Code.OVERLOADED, Code.DEADLINE_EXCEEDED):
+        return Crowded(code, refused)
     if code is Code.MODEL_NOT_FOUND:
         return Refusal(code, text, param)
     if code is not Code.INVALID_REQUEST:

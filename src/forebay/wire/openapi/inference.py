@@ -21,7 +21,7 @@ JSON_LENGTH: Final = Header(
     "How many bytes of the body are JSON.",
     {"type": "string", "pattern": "^[0-9]+$"},
 )
-_WRONG: Final = (400, 404, 500, 501, 503)
+_WRONG: Final = (400, 404, 500, 501, 503, 504)
 """Error statuses of a model server, besides those of every server."""
 _INFERRED: Final = {JSON: of.InferAnswer, BINARY: None}
 _INFER: Final = {JSON: of.InferRequest, BINARY: None}

@@ -14,6 +14,7 @@ _TASK_CODES: Final = (
     Code.WRONG_TASK,
     Code.MODEL_NOT_FOUND,
     Code.OVERLOADED,
+    Code.DEADLINE_EXCEEDED,
 )
 
 

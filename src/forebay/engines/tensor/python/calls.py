@@ -466,7 +466,8 @@ class Check(Protocol):
 
 def _read(response: Response) -> InferenceResponse:
     if response.error:
-        number = _KINDS.index(response.kind) if response.kind in _KINDS else TritonError.INTERNAL
+        kind = Kind.UNAVAILABLE if response.kind == Kind.DEADLINE_EXCEEDED else response.kind
+        number = _KINDS.index(kind) if kind in _KINDS else TritonError.INTERNAL
         return InferenceResponse(error=TritonError(response.error, number))
     tensors = []
     for name, array in response.outputs.items():

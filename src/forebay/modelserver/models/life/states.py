@@ -58,5 +58,6 @@ KIND_TEXT: Final = {
     Kind.UNSUPPORTED: "Unsupported",
     Kind.ALREADY_EXISTS: "Already exists",
     Kind.CANCELLED: "Cancelled",
+    Kind.DEADLINE_EXCEEDED: "Deadline exceeded",
 }
 """Prefix of the reason of a version that is not served, as Triton writes it."""

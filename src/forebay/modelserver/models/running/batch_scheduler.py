@@ -122,7 +122,7 @@ class BatchScheduler:
         if len(self._batcher) >= self._full and not self._held:
             self._go_ahead(now)
         for call in self._batcher.expired(now):
-            self._executor.fail(call, Refused(Kind.UNAVAILABLE, self._too_late(call, now)), Reason.REJECTED)
+            self._executor.fail(call, self._too_late(call, now), Reason.REJECTED)
         expiry = self._batcher.next_expiry
         if expiry is not None and (at is None or expiry < at):
             at = expiry
@@ -167,18 +167,17 @@ class BatchScheduler:
             self._pace.note(took_ns / 1e9)
             self._batcher.run_s = self._pace.run_s
 
-    def _too_late(self, call: Call, now: float) -> str:
+    def _too_late(self, call: Call, now: float) -> Refused:
         """Why a request leaves the queue without having run."""
         deadline = self._deadline(call)
         run_s = self._pace.run_s
         if deadline is None or deadline > now + run_s:
-            return TIMEOUT_EXPIRED
+            return Refused(Kind.UNAVAILABLE, TIMEOUT_EXPIRED)
         self._pace.doubt()
         self._batcher.run_s = self._pace.run_s
         left_ms = max(0.0, deadline - now) * 1e3
-        return (
-            f"{prefix(call.request.id)}{TOO_LATE}: {left_ms:.0f} ms are left, and a batch takes {run_s * 1e3:.0f} ms"
-        )
+        text = f"{TOO_LATE}: {left_ms:.0f} ms are left, and a batch takes {run_s * 1e3:.0f} ms"
+        return Refused(Kind.DEADLINE_EXCEEDED, prefix(call.request.id) + text)
 
     def _on_free(self, batch: Running, done: Done) -> None:
         if self._timed:

@@ -104,8 +104,9 @@ class WakeQueue:
         for call in self._queue.expired(now):
             deadline = deadline_of(call, self._by_timeout)
             late = deadline is not None and deadline <= now
+            kind = Kind.DEADLINE_EXCEEDED if late else Kind.UNAVAILABLE
             text = prefix(call.request.id) + TOO_LATE if late else TIMEOUT_EXPIRED
-            self._refuse(call, Refused(Kind.UNAVAILABLE, text, BACK_IN_S), Reason.REJECTED)
+            self._refuse(call, Refused(kind, text, BACK_IN_S), Reason.REJECTED)
         self._set_alarm()
 
     def _refuse(self, call: Call, refused: Refused, reason: Reason) -> None:
