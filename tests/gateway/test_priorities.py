@@ -10,6 +10,7 @@ from tests.gateway.rig import RETRYABLE, ROUTES, Front, Worker, chat, cluster, e
 from tests.net.rig import Answer, run, until
 
 from forebay.core.model import RecordsSpec
+from forebay.gateway.scheduling.choosing import TOKENIZING_MAX
 from forebay.net.server import Exchange
 from forebay.wire import records
 
@@ -90,16 +91,44 @@ def test_an_urgent_request_takes_the_place_of_one_that_nothing_was_seen_of(tmp_p
             low = [group.create_task(front.ask(prioritised("default"))) for _ in range(3)]
             await until(lambda: len(desk.held) == 3)
             urgent = group.create_task(front.ask(prioritised("interactive")))
-            await until(lambda: len(desk.held) == 4)
-            await until(lambda: len(desk.gone) == 1)
-            assert desk.held[3].body == chat(user="interactive")
-            assert await front.metric('forebay_preemptions_total{band="default",model="chat"}') == 1
+            await until(lambda: len(desk.held) == 5)
+            await until(lambda: len(desk.gone) == 2)
+            assert desk.held[3].body == chat(user="interactive"), "it is behind nothing that its engine only queues"
+            assert await front.metric('forebay_preemptions_total{band="default",model="chat"}') == 2
             while not (urgent.done() and all(task.done() for task in low)):
                 if any(not each.finished for each in desk.held):
                     desk.answer()
                 await asyncio.sleep(0.005)
             assert {task.result().status for task in (urgent, *low)} == {200}
-            assert len(desk.held) == 5  # the one that gave way was sent again, once
+            assert len(desk.held) == 6  # those that were preempted were sent again, once
+
+    run(main())
+
+
+def test_counting_tokens_waits_behind_no_generation(tmp_path: Path) -> None:
+    desk, counts = Counter(), Counter()
+
+    def answer(exchange: Exchange) -> None:
+        (counts if exchange.path.endswith("count_tokens") else desk)(exchange)
+
+    async def main() -> None:
+        async with cluster(tmp_path, busy(Worker(answer)), base=replace(ROUTES, queue_max=9)) as front:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(front.ask(prioritised("default"))) for _ in range(5)]
+                await waiting(front, 2)
+                count = post(chat(), b"/v1/messages/count_tokens")
+                asked += [group.create_task(front.ask(count)) for _ in range(TOKENIZING_MAX)]
+                await until(lambda: len(counts.held) == TOKENIZING_MAX)
+                asked.append(group.create_task(front.ask(count)))
+                await waiting(front, 3)
+                assert len(desk.held) == 3, "nothing gave way"
+                while not all(task.done() for task in asked):
+                    for each in (desk, counts):
+                        if any(not exchange.finished for exchange in each.held):
+                            each.answer()
+                    await asyncio.sleep(0.005)
+            assert {task.result().status for task in asked} == {200}
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
 
     run(main())
 

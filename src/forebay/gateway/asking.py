@@ -144,7 +144,7 @@ def prepare(relay: "Relay", request: Wanted, body: bytes, endpoint: "Endpoint") 
     """Build the upstream request and the inputs of routing."""
     routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
     if not endpoint.runs:  # no prefill into the cache, and no tokens to account for
-        request = Wanted(request.model)
+        relay.slotless, request = True, Wanted(request.model)
     sequence = b""
     if endpoint.task is _TENSOR:
         relay.plain = True

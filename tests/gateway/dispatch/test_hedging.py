@@ -86,7 +86,7 @@ def test_what_is_written_down_of_a_hedge_that_won_is_how_it_was_routed(tmp_path:
     (file,) = (tmp_path / "records").rglob("decisions-*.log")
     (record,) = [d for p in records.payloads(file.read_bytes()).whole for d in records.decisions(p)]
     loads = {c.replica: c.load for c in records.candidates(record.candidates)}
-    assert (record.chosen, record.why) == ("embed-1", "no other one can take it now")
+    assert (record.chosen, record.why) == ("embed-1", "the only replica that can take it now")
     assert loads == {"embed-0": 1, "embed-1": 0}
     assert record.queued_s < EMBED.hedge_after_s
 

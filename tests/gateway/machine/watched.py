@@ -12,10 +12,12 @@ from forebay.core.model import ModelRoutes, Policy, RecordsSpec, Replica
 from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import Account
+from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.fleet import RESTARTING, Link, Served
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.requests.relay import Relay
+from forebay.gateway.scheduling.choosing import TOKENIZING_MAX
 from forebay.gateway.scheduling.hedging import HEDGED, Hedge
 from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.client import Pool
@@ -41,7 +43,8 @@ class WatchedLink(Link):
         assert self.live, f"{self.id} is {self.state}"
         assert not self.retired
         assert self in self.served.links
-        assert self.load < self.room, f"{self.id} is full: {self.load} of {self.room}"
+        room = self.room + TOKENIZING_MAX if slotless(relay) else self.room
+        assert self.load < room, f"{self.id} is full: {self.load} of {room}"
         assert (self.id, self.generation) not in relay.tried, "it was tried there already"
         assert relay.exchange.started or relay not in self.failed, "it has failed there before"
         assert relay.revision in ("", self.revision), "another revision was asked for"
@@ -68,6 +71,8 @@ class WatchedLink(Link):
     def _has_a_place_for(self, relay: Relay) -> None:
         """No request queues behind batch work in an engine, and batch work leaves places to others."""
         band = relay.ticket.band
+        if slotless(relay):
+            return
         if band is Band.BATCH:
             seen = self.served.seen_by(band, relay.scheduler.now())[self.served.links.index(self)]
             assert seen.load < seen.room, f"batch work takes what {self.id} keeps for others"
@@ -117,6 +122,11 @@ class WatchedLink(Link):
 def could_serve(link: Link, relay: Relay) -> bool:
     """Whether it is one of those that may have this request, full or not."""
     return (link.id, link.generation) not in relay.tried and relay.revision in ("", link.revision)
+
+
+def slotless(relay: Relay) -> bool:
+    """Whether this is the first attempt of a request that needs only the tokenizer, which is sent past the queue."""
+    return not ENDPOINTS[relay.path.encode()].runs and not relay.attempts and not isinstance(relay, Hedge)
 
 
 def admissible_of(served: Served, now: float) -> list[Link]:

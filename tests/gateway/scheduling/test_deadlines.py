@@ -210,7 +210,7 @@ def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
             asked = [group.create_task(front.ask(each)) for each in asks]
             await until(lambda: len(held) == FULL)
             asked.append(group.create_task(front.ask(post(chat(n=9), CHAT, b"x-forebay-priority: interactive"))))
-            await until(lambda: len(held) == FULL + 1)
+            await until(lambda: len(held) == FULL + 2)  # one of the two preempted goes behind the urgent one at once
             await asyncio.sleep(0.1)
             while not all(task.done() for task in asked):
                 for exchange in held:
@@ -220,9 +220,9 @@ def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
 
     run(main())
     seen = decisions(tmp_path)
-    (gave_way,) = [d for d in seen.values() if len(d.attempts) == 2]
-    assert gave_way.attempts[0].outcome == "gave_way"
-    assert gave_way.queued_s >= 0.1
+    preempted = [d for d in seen.values() if len(d.attempts) == 2]
+    assert [d.attempts[0].outcome for d in preempted] == ["gave_way"] * 2
+    assert max(d.queued_s for d in preempted) >= 0.1
 
 
 @pytest.mark.parametrize("band", ["batch", "default"])

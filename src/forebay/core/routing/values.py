@@ -115,7 +115,7 @@ class Why(StrEnum):
     NEXT = "next in turn"
     FEWEST = "fewest requests"
     FEWER_OF_TWO = "fewer requests of two at random"
-    ONLY = "no other one can take it now"
+    ONLY = "the only replica that can take it now"
     LONGEST_PREFIX = "holds the longest part of the prompt"
     ITS_KEY = "its key belongs there"
     ITS_SESSION = "its session is there"

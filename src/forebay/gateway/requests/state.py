@@ -48,6 +48,8 @@ class RequestState:
     """Responses are not SSE and need not be JSON: they are passed through."""
     once = False
     """It must not be retried."""
+    slotless = False
+    """It has not been queued, and needs no slot of an engine: only the tokenizer."""
     session = b""
     """A new session id, sent to the client as a cookie."""
     client = ""

@@ -1,17 +1,20 @@
 """Choose a replica among the eligible ones: breakers, preemptible batch work, then the policy."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.core.resilience import admissible
 from forebay.core.routing import Route, Shed, View, Wait
 from forebay.gateway.dispatch.dispatching import of_other_revisions
-from forebay.gateway.fleet import BATCH
+from forebay.gateway.fleet import BATCH, Seen
 from forebay.gateway.scheduling.hedging import Hedge
 
 if TYPE_CHECKING:
     from forebay.gateway.requests.relay import Relay
     from forebay.gateway.scheduling.scheduler import Scheduler
+
+TOKENIZING_MAX: Final = 32
+"""So many requests that need only the tokenizer may be at a replica beyond its room: each takes a millisecond."""
 
 
 def among(
@@ -24,7 +27,9 @@ def among(
     policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
     links: Sequence[View] = served.links
     taken: list[tuple[str, int]] = []
-    if band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
+    if relay.slotless:
+        links = [Seen(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]
+    elif band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
         links = served.seen_by(band, scheduler.now())
         if band < BATCH and not (ask is not None and ask.stays):
             taken = served.full_for_urgent()

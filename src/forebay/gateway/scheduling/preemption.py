@@ -9,6 +9,7 @@ from forebay.gateway.rollout.arms import bound_to
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
+    from forebay.gateway.fleet import Link
     from forebay.gateway.requests.relay import Relay
     from forebay.gateway.scheduling.scheduler import Scheduler
 
@@ -38,6 +39,16 @@ def preempt_batch(scheduler: "Scheduler", relay: "Relay", choice: Route | Wait |
             break
         choice = scheduler.choose(relay)  # an attempt there could not be preempted
     return choice
+
+
+def preempt_queued(scheduler: "Scheduler", relay: "Relay", link: "Link") -> None:
+    """Preempt those of lower bands that the chosen replica only queues: the newest, as engines run them in order."""
+    queued = link.load - link.places
+    if queued <= 0 or not any(relay.served.running[relay.ticket.band + 1 : Band.BATCH]):
+        return
+    for attempt in list(reversed(link.attempts))[:queued]:
+        if attempt.band > relay.ticket.band and attempt.yields:
+            preempt_attempt(scheduler, attempt)
 
 
 def preempt_lower(scheduler: "Scheduler", relay: "Relay") -> None:

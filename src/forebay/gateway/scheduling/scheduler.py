@@ -6,6 +6,7 @@ from math import inf
 from random import Random
 from typing import Final
 
+from forebay.core.admission import Band
 from forebay.core.errors import CLIENT_CLOSED, OK, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec
 from forebay.core.resilience import Outcome, RetryBudget, outcome_of
@@ -24,13 +25,14 @@ from forebay.gateway.scheduling.hedging import HEDGED, Hedge, begin_hedge, end_h
 from forebay.gateway.scheduling.holding import LOOK_MAX, hold, overtakes
 from forebay.gateway.scheduling.late import drop_late, out_of_time
 from forebay.gateway.scheduling.learning import learn
-from forebay.gateway.scheduling.preemption import preempt_batch, preempt_lower
+from forebay.gateway.scheduling.preemption import preempt_batch, preempt_lower, preempt_queued
 from forebay.gateway.scheduling.retrying import retry
 from forebay.gateway.tensor.answers import CODES
 from forebay.obs.clock import random_hex
 from forebay.wire.records import Attempt
 
-_OK: Final = Outcome.OK  # looked up once: access to enum members is slow
+_DEFAULT: Final = Band.DEFAULT  # looked up once: access to enum members is slow
+_OK: Final = Outcome.OK
 _FAILED: Final = Outcome.FAILED
 
 
@@ -67,8 +69,12 @@ class Scheduler:
         if served.freed and served.waiting.full:  # first, so that no request is rejected needlessly
             self.pump(served)
         choice = self.place(relay)
-        if isinstance(choice, Route) and not (served.waiting and overtakes(relay)):  # the queued ones cannot go there
+        ahead = relay.slotless or not (served.waiting and overtakes(relay))  # the queued ones cannot go there
+        relay.slotless = False  # if it has to be queued, now or later, it waits like any other
+        if ahead and isinstance(choice, Route):
             self.send(relay, choice)
+            if served.freed and served.waiting:
+                self.pump(served)
             return
         refused = served.waiting.enter(relay, relay.ticket, now)
         if refused is not None:
@@ -82,8 +88,12 @@ class Scheduler:
         choice = self.choose(relay)
         if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
             choice = hold(self, relay, choice)
+        if relay.slotless:
+            return choice
         if relay.served.running[BATCH] and relay.ticket.band < BATCH:
-            return preempt_batch(self, relay, choice)
+            choice = preempt_batch(self, relay, choice)
+        if relay.ticket.band < _DEFAULT and isinstance(choice, Route):
+            preempt_queued(self, relay, relay.served.links[choice.at])
         return choice
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
