@@ -86,6 +86,7 @@ COMPILED = (
     "net/exchange.py",
     "net/outbox.py",
     "net/owner.py",
+    "net/reading/reader.py",
     "obs/clock.py",
     "obs/metrics.py",
     "wire/apis/wanted.py",

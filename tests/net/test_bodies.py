@@ -10,7 +10,7 @@ from tests.net.rig import echo, get, peer, post, run, serving, until
 from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.connection import LINGER_S, Connection
-from forebay.net.refusing import SMALL_BODY_BYTES
+from forebay.net.reading.refusing import SMALL_BODY_BYTES
 from forebay.net.server import Exchange
 from forebay.wire.errors import error_code
 

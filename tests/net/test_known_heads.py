@@ -13,7 +13,7 @@ from tests.net.rig import Log, get, post
 from forebay.net.client import Call, Pool
 from forebay.net.client.upstream import CachedHead, Upstream
 from forebay.net.owner import HEAD_BYTES_MAX, KEPT_MAX, Common
-from forebay.net.refusing import SMALL_BODY_BYTES
+from forebay.net.reading.refusing import SMALL_BODY_BYTES
 
 LONG = b"x: " + b"y" * HEAD_BYTES_MAX
 

@@ -12,7 +12,7 @@ from forebay.core.errors import Code
 from forebay.core.model import Limits
 from forebay.net.exchange import Exchange
 from forebay.net.outbox import UNBATCHED, Outbox
-from forebay.net.refusing import SMALL_BODY_BYTES
+from forebay.net.reading.refusing import SMALL_BODY_BYTES
 
 if TYPE_CHECKING:
     from forebay.net.connection import Connection

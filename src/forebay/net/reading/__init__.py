@@ -1,0 +1,1 @@
+"""Reading requests from a connection, and rejecting what is none."""
