@@ -167,8 +167,10 @@ def metrics_page() -> str:
             "# Metrics\n",
             "Every process serves its metrics at `/metrics` in the Prometheus text format: the gateway on its own "
             "port (each process for all of them, with the label `gateway`: sum over it), each worker on its port "
-            "(`forebay status` shows them), control on the admin port. Durations are in seconds. A metric keeps a "
-            "bounded number of label combinations; what goes over it is counted under `other`.\n",
+            "(`forebay status` shows them), control on the admin port. With `gateway.auth: keys`, Prometheus on "
+            "another machine needs a key for the gateway's ([how](operations.md#metrics-and-keys)). Durations are in "
+            "seconds. A metric keeps a bounded number of label combinations; what goes over it is counted under "
+            "`other`.\n",
             table(("metric", "kind", "labels", "meaning"), rows),
             "## Of the model server\n",
             "`forebay serve --repository` serves these on a port of its own (`--metrics-port`), and at `/metrics` of "

@@ -266,6 +266,7 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
         tenancy=_tenancy(cluster, places, f"gateway-{index}"),
         tls=_tls(settings),
         cors_origins=settings.cors_origins,
+        metrics=settings.metrics,
     )
     digest = spec_digest(spec, version)
     return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)

@@ -99,6 +99,10 @@ class GatewaySettings(Section):
     `open`: no key is needed on any address."""
     keys_file: Annotated[str, Field(min_length=1)] | None = None
     """File that stores the digests of API keys; none: `keys.json` below `FOREBAY_HOME/run/NAME`."""
+    metrics: Literal["keys", "local", "open"] = nouns.GatewaySpec.metrics
+    """Who may read `/metrics`, and the names of models and replicas in `/readyz`. `local`: clients on this machine,
+    over loopback and through no proxy. `keys`: those, and with `auth: keys` the API keys of tenants that may use all
+    models, else everyone. `open`: everyone."""
     tls: TlsSettings | None = None
     """Certificate and key; none: plain HTTP."""
     cors_origins: tuple[Origin, ...] = ()

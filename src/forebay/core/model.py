@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from forebay.core.tenancy.keys import Tenant
 
@@ -345,6 +346,8 @@ class GatewaySpec:
     """None: plain HTTP."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use it (CORS), or `*` for all; none: no CORS headers are sent."""
+    metrics: Literal["keys", "local", "open"] = "keys"
+    """Who may read the public `/metrics`, and the names in `/readyz`: see `GatewaySettings.metrics`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -43,7 +44,15 @@ MODEL_GAUGES: Final = ("queue_depth", "in_flight")
 TENANTS: Final = b"|".join((PREFIX + row.name).encode() for row in TABLE if "tenant" in row.labels)
 NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENANTS, re.MULTILINE)
 """Lines of a metrics exposition that are for the operator only."""
+PROXIED: Final = (b"x-forwarded-for", b"forwarded", b"via")
+"""Headers of requests that a proxy passes on: their client may be anywhere."""
 ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_ELSEWHERE: Final = Denied(
+    Code.MODEL_NOT_ALLOWED, "Metrics are for clients on the gateway's own machine (`gateway.metrics: local`)."
+)
+_RESTRICTED: Final = Denied(
+    Code.MODEL_NOT_ALLOWED, "Metrics name every model; this takes the API key of a tenant that may use all models."
+)
 WHOSE: Final = "gateway"
 """The label that every metric on the public page gets."""
 
@@ -226,16 +235,35 @@ class Pages:
         allow = b"GET, HEAD" if allowed == b"GET" else allowed  # RFC 9110, 15.5.6: a 405 names what is allowed
         self._gateway.refuse(exchange, Refusal(Code.METHOD_NOT_ALLOWED, text), b"", (b"allow", allow))
 
+    def _denial(self, exchange: Exchange) -> Denied | None:
+        """Why the caller may not see the names of all models and replicas; None: it may."""
+        access, whose = self._gateway.access, self._spec.metrics
+        if whose == "open" or is_local(exchange):
+            return None
+        if whose == "local":
+            return _ELSEWHERE
+        if access is None:
+            return None
+        caller = access.identify(credential(exchange.header), self._gateway.now())
+        if isinstance(caller, Denied):
+            return caller
+        return None if "*" in caller.tenant.models else _RESTRICTED
+
     def _readyz(self, exchange: Exchange) -> None:
         missing = self.missing()
         if self.draining:
             _json(exchange, 503, {"status": "draining"})
         elif missing:
-            _json(exchange, 503, {"status": "not ready", "missing": missing})
+            named = {} if self._denial(exchange) else {"missing": missing}
+            _json(exchange, 503, {"status": "not ready", **named})
         else:
             _json(exchange, 200, {"status": "ready"})
 
     def _scrape(self, exchange: Exchange) -> None:
+        denied = self._denial(exchange)
+        if denied is not None:
+            self._gateway.refuse(exchange, Refusal(denied.code, denied.text))
+            return
         others = peers(self._spec)
         if not others or self._scrapes >= SCRAPES_MAX:
             self._show(exchange, {})
@@ -275,6 +303,16 @@ def _find(exchange: Exchange) -> endpoints.Endpoint | None:
         path = target[absolute.end() :]
         exchange.target = target = path if path.startswith(b"/") else b"/" + path
     return ENDPOINTS.get(target.partition(b"?")[0]) or tensor.find(exchange)
+
+
+def is_local(exchange: Exchange) -> bool:
+    """Whether a request comes from this machine: over loopback, and not through a proxy."""
+    try:
+        address = ip_address(exchange.peer)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback and not any(exchange.header(name) for name in PROXIED)
 
 
 def peers(spec: GatewaySpec) -> dict[str, Endpoint]:

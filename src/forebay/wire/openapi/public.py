@@ -221,8 +221,16 @@ OPERATIONS: Final = (
         "Whether every model can be served.",
         {200: {JSON: answers.Readiness}, 503: {JSON: answers.Readiness}},
     ),
-    _page(
-        "/metrics", "metrics", "Metrics of all gateway processes, in Prometheus' text format.", {200: {TEXT: None}}
+    Operation(
+        "/metrics",
+        "get",
+        "metrics",
+        "Metrics of all gateway processes, in Prometheus' text format. On the gateway's machine no key is needed.",
+        {200: {TEXT: None}},
+        answers.Error,
+        error_headers=ERROR_HEADERS,
+        codes=(*IDENTITY, Code.MODEL_NOT_ALLOWED),
+        secured=True,
     ),
     _page(PATH, "openapi", "This document.", {200: {JSON: dict}}),
 )
