@@ -14,7 +14,7 @@ from forebay.core.model import ModelRoutes, Policy, Sessions, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing import BATCH, INTERACTIVE, Ask
 from forebay.core.routing.speed import Lengths
-from forebay.core.tenancy import Tenant
+from forebay.core.tenancy import Tenant, contains_key
 from forebay.net.server import Exchange
 from forebay.obs.clock import random_hex
 from forebay.wire.apis.wanted import Wanted
@@ -55,9 +55,10 @@ class Ids:
         self._count = 0
 
     def of(self, exchange: Exchange) -> bytes:
-        """The id that came with a request, else a new one."""
+        """The id that came with a request, else a new one. Ids are in every log: one with an API key in it is not
+        used."""
         given = exchange.header(b"x-request-id")
-        if given and REQUEST_ID.fullmatch(given):
+        if given and REQUEST_ID.fullmatch(given) and not contains_key(given):
             return given
         count = self._count
         self._count += 1

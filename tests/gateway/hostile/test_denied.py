@@ -64,6 +64,9 @@ def test_what_was_asked_for_is_told_of_who_gets_nothing_and_no_key_that_stands_i
         async with cluster(tmp_path, Worker(), records=records) as front:
             for name in names:
                 assert (await front.ask(post(chat(name), CHAT))).status == 404
+            for id in (KEY, f"trace/{KEY[:40]}", KEY.upper()):  # in every log, if it were used
+                answer = await front.ask(post(chat(), CHAT, f"x-request-id: {id}".encode()))
+                assert (answer.status, answer.headers[b"x-request-id"][:4]) == (200, b"req-")
             for path in paths:
                 assert (await front.ask(post(b"{}", path.encode()))).status in (400, 404)
             front.signals.put_nowait(15)
@@ -79,4 +82,4 @@ def test_what_was_asked_for_is_told_of_who_gets_nothing_and_no_key_that_stands_i
     for lines in (access, [msgspec.json.decode(raw) for raw in log.read_bytes().splitlines()]):
         told = [line for line in lines if line["event"] == "request"]
         assert [line.get("asked", "") for line in told[: len(names)]] == list(names.values())
-        assert [line["path"] for line in told[len(names) :]] == list(paths.values())
+        assert [line["path"] for line in told[-len(paths) :]] == list(paths.values())

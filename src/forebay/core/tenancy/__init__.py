@@ -10,6 +10,7 @@ from forebay.core.tenancy.keys import (
     Quota,
     Tenant,
     authorise,
+    contains_key,
     mint,
     without_keys,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "allot",
     "amounts",
     "authorise",
+    "contains_key",
     "mint",
     "without_keys",
 ]

@@ -163,6 +163,11 @@ def without_keys(text: str) -> str:
     return LIKE_KEY.sub(r"fb-\1-…", text)
 
 
+def contains_key(text: bytes) -> bool:
+    """Whether there is a key, or most of one, in ASCII text."""
+    return LIKE_KEY.search(text.decode("ascii")) is not None
+
+
 def _letters(data: bytes) -> str:
     return base64.b32encode(data).decode().rstrip("=").lower()
 
