@@ -62,7 +62,7 @@ def test_a_message_says_what_a_chat_completion_says(claude: anthropic.Anthropic,
     usage = message.usage
     assert (usage.input_tokens + (usage.cache_read_input_tokens or 0)) == same.usage.prompt_tokens
     assert usage.output_tokens == 6
-    assert message.id.startswith("msg-")
+    assert message.id.startswith("msg_")
     assert message._request_id is not None
     assert message._request_id.startswith("req-")
 
@@ -222,6 +222,7 @@ def test_a_response_says_what_a_chat_completion_says(client: openai.OpenAI) -> N
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens) == (same.usage.prompt_tokens, 6)
     assert (response.metadata, response.temperature, response.max_output_tokens) == ({"a": "b"}, 0, 6)
+    assert response.id == f"resp_{response.output[0].id.removeprefix('msg_')}"
 
 
 def test_the_output_of_a_response_can_be_sent_back(client: openai.OpenAI) -> None:

@@ -21,9 +21,9 @@ def random_hex(size_bytes: int) -> str:
     return _hex(size_bytes)
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """An unguessable identifier, such as `req-9f86d081884c7d659a2feaa0`."""
-    return f"{prefix}-{_hex(ID_BYTES)}"
+    return f"{prefix}{separator}{_hex(ID_BYTES)}"
 
 
 @contextmanager
