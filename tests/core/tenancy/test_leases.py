@@ -448,6 +448,25 @@ def test_a_limit_that_was_lowered_gives_nobody_more_until_enough_was_given_back(
     assert leases["a"].held["t"] == share
 
 
+def test_a_limit_that_is_removed_is_gone_at_every_gateway_and_one_that_comes_back_holds_again() -> None:
+    cluster = Cluster(Quota(requests_per_min=20, streams_max=4), gateways=2)
+    for _ in range(3):
+        cluster.round()
+    for quota, most in ((Quota(), 60), (Quota(requests_per_min=20, streams_max=4), 20)):
+        cluster.now += SLOTS
+        cluster.limit = amounts(quota)
+        cluster.tenant = Tenant("t", limits=quota)
+        cluster.let.clear()
+        cluster.look(cluster.names)
+        for name in cluster.names:  # a changed limit replaces the gateways
+            cluster.start(name)
+        for _ in range(30):
+            cluster.round()
+            for name in cluster.names:
+                cluster.ask(name, 1)
+        assert len(cluster.let) == most
+
+
 counts = st.integers(0, 200)
 rows = st.tuples(counts, counts, counts, counts, st.booleans(), counts)
 

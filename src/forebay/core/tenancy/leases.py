@@ -184,8 +184,8 @@ def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) 
 
 def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell]:
     """Shares as near to `aims` as possible; growth only out of what is free. Silent gateways keep theirs."""
-    if limit >= UNLIMITED:
-        return list(cells)
+    if limit >= UNLIMITED:  # there may have been a limit before
+        return [cell._replace(share=UNLIMITED, held=UNLIMITED) for cell in cells]
     free = max(0, limit - sum(cell.held for cell in cells))
     wants = [max(0, aim - cell.held) if cell.heard else 0 for aim, cell in zip(aims, cells, strict=True)]
     grown = []

@@ -20,6 +20,7 @@ from forebay.core.tenancy.shares import (
     Lease,
     amounts,
     equal_part,
+    within,
 )
 
 SLOTS: Final = 61
@@ -265,7 +266,8 @@ class Limiter:
             usage = self._usage.get(name)
             if usage is not None:
                 left = lease.left.get(name, usage.left)
-                usage.share = share if today else share._replace(day_tokens=usage.share.day_tokens)
+                fits = within(share, usage.limit)
+                usage.share = fits if today else fits._replace(day_tokens=usage.share.day_tokens)
                 usage.left = left if today else left._replace(day_tokens=usage.left.day_tokens)
         self._alone = False
         self._lease_until = lease.asked_at + LEASE_S if lease.asked_at <= now else now

@@ -34,6 +34,12 @@ def equal_part(limit: Amounts, gateways: int) -> Amounts:
     return Amounts(*(total if total >= UNLIMITED else total // gateways for total in limit))
 
 
+def within(share: Amounts, limit: Amounts) -> Amounts:
+    """A share of an older limit as one of this limit: at most the whole of it, and unlimited where it is."""
+    pairs = zip(share, limit, strict=True)
+    return Amounts(*(UNLIMITED if total >= UNLIMITED else min(part, total) for part, total in pairs))
+
+
 class Asked(NamedTuple):
     """A tenant at one gateway: the share in use, its usage, and its demand, granted or not."""
 
