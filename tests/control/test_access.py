@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from forebay.control.changes import effects
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.core.cluster import Cluster
 from forebay.core.model import GatewaySpec
@@ -53,9 +54,12 @@ def test_a_keys_file_of_the_cluster_file_is_found_from_anywhere(tmp_path: Path) 
     assert tenancy.keys_path == str(Path("k.json").absolute())
 
 
-def test_other_limits_replace_the_gateways_and_nothing_else(tmp_path: Path) -> None:
+def test_other_tenants_and_limits_replace_nothing_and_are_published(tmp_path: Path) -> None:
     before = plan(tmp_path, {"auth": "keys"}, {"name": "t"})
     after = plan(tmp_path, {"auth": "keys"}, {"name": "t", "limits": {"streams_max": 1}})
 
-    assert before.gateways[0].digest != after.gateways[0].digest
+    assert before.gateways[0].digest == after.gateways[0].digest
+    assert (before.tenants, after.tenants) == ((Tenant("t"),), (Tenant("t", limits=Quota(streams_max=1)),))
+    assert plan(tmp_path, {}).tenants is None
+    assert effects(before, after) == ("the gateways apply it within a second",)
     assert before.models == after.models

@@ -11,6 +11,7 @@ from tests.control.units import kill_all, local, replica, wait_for
 from forebay.control.plan import Artifact, Places, make_plan
 from forebay.control.probe import Prober
 from forebay.control.snapshot import SnapshotFile, make_routes
+from forebay.core.admission import Band
 from forebay.core.cluster import Cluster
 from forebay.core.model import (
     Dispatch,
@@ -27,6 +28,7 @@ from forebay.core.model import (
     When,
 )
 from forebay.core.reconcile import Answered, Kind, Leaving, SeenUnit, Silent, SlotState, State, UnitState
+from forebay.core.tenancy import Quota, Tenant
 
 HERE = Endpoint(7, "127.0.0.1", 8100)
 UNIT = SeenUnit("chat-0", 2, Kind.REPLICA, "d1", 5.0, True, 7, HERE)
@@ -111,6 +113,16 @@ def test_names_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) 
     path.write_text('{"version": 3, "models": []}')
     file.read()
     assert file.current == Snapshot(3)
+
+
+def test_tenants_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    tenants = (Tenant("t", ("chat*",), Band.BATCH, limits=Quota(streams_max=3)),)
+    file = SnapshotFile(path)
+    assert file.write((), None, tenants)
+    assert msgspec.json.decode(path.read_bytes(), type=Snapshot).tenants == tenants
+    assert not file.write((), None, tenants)
+    assert file.write((), None, ())
 
 
 def test_names_and_models_that_step_in_come_from_the_cluster_file(tmp_path: Path) -> None:

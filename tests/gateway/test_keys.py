@@ -7,12 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.gateway.rig import (
+    EVENT_STREAM,
     JSON,
     RETRYABLE,
     ROUTES,
+    USAGE,
     Front,
     Worker,
     chat,
+    cluster,
     error_code,
     failing,
     fronting,
@@ -24,7 +27,7 @@ from tests.gateway.rig import (
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.admission import Band
-from forebay.core.model import RecordsSpec, TenancySpec
+from forebay.core.model import RecordsSpec, Snapshot, TenancySpec
 from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
 from forebay.net.server import Exchange, Handler
 from forebay.registry.keys import change_keys
@@ -130,6 +133,32 @@ def test_requests_are_limited_however_they_end(tmp_path: Path, answer: Handler) 
             assert (limit, left) == (6, 0)
             assert 55 <= reset_s <= 61  # the newest request leaves the window last
             assert not any(name.endswith(b"-tokens") for name in over.headers if name.startswith(b"x-ratelimit"))
+
+    run(main())
+
+
+def test_other_tenants_and_limits_end_no_stream(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        worker = Worker(held.append)
+        request = post(chat(stream=True), CHAT, BEARER)
+        async with cluster(tmp_path, worker, tenancy=spec(tmp_path)) as front, peer(front.port) as client:
+            client.send(request)
+            await until(lambda: len(held) == 1)
+            held[0].start(200, [EVENT_STREAM])
+            held[0].write(b'data: {"n":1}\n\n')
+            tenants = (Tenant("other"),)
+            snapshot = Snapshot(2, (routes(worker),), tenants=tenants)
+            Path(front.spec.snapshot_path).write_bytes(msgspec.json.encode(snapshot))
+            async with asyncio.timeout(10):
+                while (await front.ask(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % BEARER)).status != 401:
+                    await asyncio.sleep(0.01)
+            held[0].write(b"data: [DONE]\n\n")
+            held[0].end([USAGE])
+            answer = await client.answer()
+            assert answer.status == 200
+            assert answer.body.endswith(b"data: [DONE]\n\n")
 
     run(main())
 

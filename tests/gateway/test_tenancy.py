@@ -306,6 +306,52 @@ def test_counts_that_cannot_be_read_or_written_cost_no_request(door: Door) -> No
     assert len(door.lines("tenant counts cannot be written")) == 1
 
 
+def test_other_tenants_and_limits_apply_to_a_running_gateway(door: Door) -> None:
+    running = [door.ask() for _ in range(4)]
+    assert door.code() is Code.RATE_LIMITED
+    door.access.configure((replace(TEAM, models=("embed",), limits=Quota(requests_per_min=6)),))
+    assert [door.code(model=model) for model in ("chat", "embed", "embed", "embed")] == [
+        Code.MODEL_NOT_ALLOWED, None, None, Code.RATE_LIMITED,
+    ]  # fmt: skip
+    for admitted in running:
+        assert isinstance(admitted, Admitted)
+        door.access.settle(admitted.reservation, 10, door.now)
+    door.access.configure((Tenant("new"),))
+    denied = door.ask()
+    assert isinstance(denied, Denied)
+    assert "no longer configured" in denied.text
+    assert door.access.limit_lines(TEAM, door.now)  # a request in flight may still end
+    key, record = mint("new", b"9" * ENTROPY_BYTES, now=0.0)
+    door.write(RECORD, record)
+    assert door.code(key.encode()) is None
+    door.access.configure((TEAM, Tenant("new")))
+    assert door.code() is Code.RATE_LIMITED  # its minute was not forgotten
+    changes = len(door.lines("tenants changed"))
+    door.access.configure((TEAM, Tenant("new")))
+    assert len(door.lines("tenants changed")) == changes == 3
+
+
+def test_tenants_may_change_before_keys_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_bytes(b"{")
+    door = Door(tmp_path)
+    door.access.configure((replace(TEAM, limits=Quota()),))
+    assert door.code() is Code.INTERNAL
+    (tmp_path / "keys.json").unlink()
+    door.write(RECORD)
+    assert [door.code() for _ in range(9)] == [None] * 9
+
+
+def test_a_lease_of_the_old_limits_is_not_applied_to_the_new_ones(tmp_path: Path) -> None:
+    door = Door(tmp_path, gateways=2)
+    door.write(RECORD)
+    share = Amounts(4, 1 << 60, 4, 1000)
+    lease = Lease(door.now, 0.0, int(door.wall // 86_400), {"team": share}, {})
+    door.leases.write_bytes(msgspec.json.encode({"gateway-0": lease}))
+    door.access.configure((replace(TEAM, limits=Quota(requests_per_min=2)),))
+    door.access.look()
+    assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]
+
+
 def test_one_of_several_gateways_goes_by_its_lease(tmp_path: Path) -> None:
     door = Door(tmp_path, gateways=4)
     door.write(RECORD)

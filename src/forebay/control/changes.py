@@ -95,7 +95,8 @@ def effects(before: Plan, after: Plan) -> tuple[str, ...]:
     """What the controller and the gateways do to get from one plan to the other, as sentences."""
     old, new = ({model.routes.name: model for model in plan.models} for plan in (before, after))
     told = []
-    if before.dispatch != after.dispatch or any(_routing(old[name], new[name]) for name in old if name in new):
+    names = before.dispatch != after.dispatch or before.tenants != after.tenants
+    if names or any(_routing(old[name], new[name]) for name in old if name in new):
         told.append("the gateways apply it within a second")
     told += _gateways(before.gateways, after.gateways)
     if before.nodes != after.nodes or any(old[name].placement != new[name].placement for name in old if name in new):

@@ -345,7 +345,7 @@ class Controller:
             for model in models:
                 share = model.split.share if model.split else 0.0
                 self._metrics.gauge("rollout_share", model.name).set(share)
-            self._snapshot.write(models, self.plan.dispatch)
+            self._snapshot.write(models, self.plan.dispatch, self.plan.tenants)
         except OSError as error:
             self._fail("publish", f"the snapshot cannot be written: {error}")
         self._metrics.gauge("snapshot_version").set(self._snapshot.current.version)

@@ -22,6 +22,7 @@ from forebay.core.reconcile import Kind, SeenUnit, Slot, State, needs_spare
 from forebay.core.revision import revision_id, spec_digest
 from forebay.core.scaling.settings import Scale
 from forebay.core.scaling.sharing import Limits as ReplicaLimits
+from forebay.core.tenancy import Tenant
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
@@ -82,6 +83,8 @@ class Plan:
     """`gateway.auth`: whether requests need keys."""
     dispatch: Dispatch = field(default_factory=Dispatch)
     """Names besides those of the models."""
+    tenants: tuple[Tenant, ...] | None = None
+    """The tenants that keys belong to; None: requests need no keys."""
     version: str = ""
     """The version of Forebay: part of the digest of every slot."""
     nodes: tuple[NodeSettings, ...] = ()
@@ -194,6 +197,7 @@ def make_plan(cluster: Cluster, artifacts: Mapping[str, Artifact], places: Place
         models=tuple(_model(cluster, model, artifacts[model.name], version) for model in cluster.models),
         auth=cluster.gateway.auth,
         dispatch=make_dispatch(cluster.aliases, cluster.routes),
+        tenants=_tenants(cluster) if cluster.gateway.auth == "keys" else None,
         version=version,
         nodes=cluster.nodes,
         limits=cluster.limits.value(),
@@ -236,11 +240,15 @@ def admin_keys_path(cluster: Cluster, places: Places) -> Path:
     return Path(cluster.admin.keys_file).absolute() if cluster.admin.keys_file else places.admin_keys
 
 
+def _tenants(cluster: Cluster) -> tuple[Tenant, ...]:
+    return tuple(tenant.value() for tenant in cluster.tenants)
+
+
 def _tenancy(cluster: Cluster, places: Places, gateway: str) -> TenancySpec | None:
     if cluster.gateway.auth != "keys":
         return None
     return TenancySpec(
-        tenants=tuple(tenant.value() for tenant in cluster.tenants),
+        tenants=_tenants(cluster),
         keys_path=str(keys_path(cluster, places)),
         counts_path=str(places.counts / f"{gateway}.json"),
         leases_path=str(places.leases),

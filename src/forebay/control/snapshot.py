@@ -9,6 +9,7 @@ import msgspec
 from forebay.control.plan import Plan
 from forebay.core.model import Dispatch, LoadReport, ModelRoutes, Replica, Snapshot
 from forebay.core.reconcile import SeenUnit, SlotState, State, UnitKey
+from forebay.core.tenancy import Tenant
 from forebay.obs.clock import wall_s
 from forebay.wire.documents import UNREADABLE
 
@@ -74,13 +75,18 @@ class SnapshotFile:
         except (OSError, *UNREADABLE):
             self.current = Snapshot(int(wall_s()))  # above all previous versions, in case a gateway still has one
 
-    def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
+    def write(
+        self,
+        models: tuple[ModelRoutes, ...],
+        dispatch: Dispatch | None = None,
+        tenants: tuple[Tenant, ...] | None = None,
+    ) -> bool:
         """Replace the snapshot, unless unchanged. Raises OSError, and then the file is unchanged.
 
         Raises `Superseded` if the file is of a newer epoch.
         """
         current = self.current
-        snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch(), self._epoch)
+        snapshot = Snapshot(current.version + 1, models, dispatch or Dispatch(), self._epoch, tenants)
         untouched = self._left is not None and self._left == self._stamp()
         if untouched and replace(snapshot, version=current.version) == current:
             return False

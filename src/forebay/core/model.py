@@ -245,6 +245,8 @@ class Snapshot:
     dispatch: Dispatch = field(default_factory=Dispatch)
     epoch: int = 0
     """Epoch of the leader that wrote it. Snapshots of older epochs are ignored once a newer one is known."""
+    tenants: tuple[Tenant, ...] | None = None
+    """The tenants from now on; None: those that the gateway was started with."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ class TenancySpec:
     """Tenants of a gateway, and their limits."""
 
     tenants: tuple[Tenant, ...]
+    """Those at its start; snapshots have later ones."""
     keys_path: str
     counts_path: str
     """Where this gateway process saves its counts for its next start."""

@@ -96,6 +96,8 @@ class Fleet:
             self._relink(served, routes)
             gateway.scheduler.pump(served)
         gateway.dispatcher.take_over(snapshot)
+        if snapshot.tenants is not None and gateway.access is not None:
+            gateway.access.configure(snapshot.tenants)
         self._log.info("snapshot loaded", version=snapshot.version, models=len(snapshot.models))
 
     def _relink(self, served: Served, routes: ModelRoutes) -> None:

@@ -144,6 +144,7 @@ class AccessControl:
         self._wall = wall
         self._wall_ahead_s = 0.0
         self._limiter = Limiter(spec.tenants, spec.gateways)
+        self._records: tuple[KeyRecord, ...] = ()
         self._directory: Directory | None = None
         self._known: dict[bytes, Granted] = {}
         self._keys: _Watched[tuple[KeyRecord, ...]] = _Watched(Path(spec.keys_path), read_keys, log)
@@ -248,14 +249,24 @@ class AccessControl:
         if records is None and self._directory is None and self._keys.complaint == "missing":
             records = ()
         if records is not None:
-            self._directory = Directory(self._tenants, records)
-            self._known = {}
+            self._records, self._directory, self._known = records, Directory(self._tenants, records), {}
             self._log.info("keys loaded", keys=len(records))
         leases = self._leases.news() if self._leases else None
         if leases and self._gateway in leases:
             self._limiter.take(leases[self._gateway], now)
         if self._before:
             self._limiter.inherit(self._inherited(), now)
+
+    def configure(self, tenants: tuple[Tenant, ...]) -> None:
+        """Apply other tenants, allow-lists and limits. Requests in flight end under the old ones."""
+        if tenants == self._tenants:
+            return
+        self.look()  # a lease for the old limits must not be applied to the new ones
+        self._tenants = tenants
+        self._limiter.configure(tenants)
+        if self._directory is not None:
+            self._directory, self._known = Directory(tenants, self._records), {}
+        self._log.info("tenants changed", tenants=len(tenants))
 
     def leave(self) -> None:
         """Hand counting over to the successor, which learns of the streams still open here from a separate file."""

@@ -448,18 +448,25 @@ def test_a_limit_that_was_lowered_gives_nobody_more_until_enough_was_given_back(
     assert leases["a"].held["t"] == share
 
 
-def test_a_limit_that_is_removed_is_gone_at_every_gateway_and_one_that_comes_back_holds_again() -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_limit_that_is_removed_is_gone_at_every_gateway_and_one_that_comes_back_holds(restart: bool) -> None:
     cluster = Cluster(Quota(requests_per_min=20, streams_max=4), gateways=2)
     for _ in range(3):
         cluster.round()
-    for quota, most in ((Quota(), 60), (Quota(requests_per_min=20, streams_max=4), 20)):
+    for quota, most in (
+        (Quota(), 60),
+        (Quota(requests_per_min=20, streams_max=4), 20),
+        (Quota(requests_per_min=40), 40),
+    ):
         cluster.now += SLOTS
-        cluster.limit = amounts(quota)
-        cluster.tenant = Tenant("t", limits=quota)
+        cluster.limit, cluster.tenant = amounts(quota), Tenant("t", limits=quota)
         cluster.let.clear()
         cluster.look(cluster.names)
-        for name in cluster.names:  # a changed limit replaces the gateways
-            cluster.start(name)
+        for name in cluster.names:
+            if restart:
+                cluster.start(name)
+            else:
+                cluster.up[name].configure([cluster.tenant])
         for _ in range(30):
             cluster.round()
             for name in cluster.names:

@@ -240,13 +240,6 @@ def test_a_lease_that_runs_out_leaves_at_most_an_equal_part_of_a_minute() -> Non
     assert counts.demand(110.0).tenants["t"].share == Amounts(2, 10, 7, 600)
 
 
-def test_a_lease_of_an_older_limit_neither_exceeds_the_limit_nor_restricts_what_has_none() -> None:
-    counts = limiter(4, requests_per_min=8, streams_max=8)
-    counts.take(lease(Amounts(500, 10, UNLIMITED, 600), asked_at=100.0), 101.0)
-
-    assert counts.demand(101.0).tenants["t"].share == Amounts(8, UNLIMITED, 8, UNLIMITED)
-
-
 @pytest.mark.parametrize("asked_at", [90.0, 500.0])
 def test_a_lease_that_has_run_out_or_is_of_another_clock_gives_no_more_than_an_equal_part(asked_at: float) -> None:
     counts = limiter(4, requests_per_min=8)

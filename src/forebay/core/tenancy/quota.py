@@ -114,6 +114,20 @@ class _Usage:
                 window.roll(self.second, second)
         self.second = second
 
+    def change_limit(self, limit: Amounts, gateways: int) -> None:
+        """Apply another limit. Of several gateways, each has its share of a raised one until the next lease, and of
+        a lowered one at most an equal part."""
+        part, share, left = equal_part(limit, gateways), list(self.share), list(self.left)
+        for index, (before, total) in enumerate(zip(self.limit, limit, strict=True)):
+            if total == before:
+                continue
+            left[index] = total
+            if total >= UNLIMITED or gateways == 1:
+                share[index] = part[index]
+            elif total < before:
+                share[index] = min(share[index], part[index])
+        self.limit, self.part, self.share, self.left = limit, part, Amounts(*share), Amounts(*left)
+
     def fall_back(self) -> None:
         """Without contact to control: limit the per-minute shares, which control reclaims, to an equal part."""
         share, part = self.share, self.part
@@ -172,9 +186,10 @@ class Reservation:
 class Limiter:
     """Counts tenants' usage at this gateway, one of `gateways`. `now` is a monotonic clock in seconds."""
 
-    __slots__ = ("_alone", "_day_ends_at", "_lease_until", "_usage", "day")
+    __slots__ = ("_alone", "_day_ends_at", "_gateways", "_lease_until", "_usage", "day")
 
     def __init__(self, tenants: Iterable[Tenant], gateways: int = 1) -> None:
+        self._gateways = gateways
         self._usage = {tenant.name: _Usage(tenant, gateways) for tenant in tenants}
         self._lease_until = math.inf
         self._alone = False
@@ -245,6 +260,15 @@ class Limiter:
             _left(limit.requests, share.requests, usage.requests, usage.second, now),
             _left(limit.tokens, share.tokens, usage.tokens, usage.second, now),
         )
+
+    def configure(self, tenants: Iterable[Tenant]) -> None:
+        """Apply other limits, and add new tenants. What removed ones have used is kept: they may return."""
+        for tenant in tenants:
+            usage = self._usage.get(tenant.name)
+            if usage is None:
+                self._usage[tenant.name] = _Usage(tenant, self._gateways)
+            else:
+                usage.change_limit(amounts(tenant.limits), self._gateways)
 
     # --- the day, and leases from control
 

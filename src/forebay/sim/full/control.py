@@ -21,6 +21,7 @@ from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster
 from forebay.core.model import Dispatch, GatewaySpec, ModelRoutes, ReplicaState, Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind, Rules, Slot
+from forebay.core.tenancy import Tenant
 from forebay.obs.metrics import Metrics
 from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
@@ -98,9 +99,14 @@ class Snapshots(SnapshotFile):
         """Called with what was written."""
         self._paper = paper
 
-    def write(self, models: tuple[ModelRoutes, ...], dispatch: Dispatch | None = None) -> bool:
+    def write(
+        self,
+        models: tuple[ModelRoutes, ...],
+        dispatch: Dispatch | None = None,
+        tenants: tuple[Tenant, ...] | None = None,
+    ) -> bool:
         """Replace the snapshot, unless it is unchanged."""
-        written = super().write(models, dispatch)
+        written = super().write(models, dispatch, tenants)
         if written:
             self._paper.written()
             self._left = self._stamp()

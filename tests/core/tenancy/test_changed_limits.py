@@ -1,0 +1,58 @@
+"""A tenant's limits change while gateways run, and leases of the old ones are still about."""
+
+import pytest
+
+from forebay.core.tenancy import Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
+from forebay.core.tenancy.shares import UNLIMITED
+
+DAY = 9
+
+
+def limiter(gateways: int = 1, **limits: int) -> Limiter:
+    made = Limiter([Tenant("t", limits=Quota(**limits))], gateways)
+    made.begin_day(DAY, ends_at=1e6)
+    return made
+
+
+def test_a_lease_of_an_older_limit_neither_exceeds_the_limit_nor_restricts_what_has_none() -> None:
+    counts = limiter(4, requests_per_min=8, streams_max=8)
+    counts.take(Lease(100.0, 0.0, DAY, {"t": Amounts(500, 10, UNLIMITED, 600)}, {}), 101.0)
+
+    assert counts.demand(101.0).tenants["t"].share == Amounts(8, UNLIMITED, 8, UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("limits", "share", "left"),
+    [
+        ({"requests_per_min": 40, "tokens_per_min": 80}, Amounts(15, 30, UNLIMITED, UNLIMITED), (40, 66)),
+        ({"requests_per_min": 10, "tokens_per_min": 20}, Amounts(5, 10, UNLIMITED, UNLIMITED), (10, 20)),
+        ({"tokens_per_min": 80, "streams_max": 6}, Amounts(UNLIMITED, 30, 3, UNLIMITED), (UNLIMITED, 66)),
+    ],
+)
+def test_of_several_gateways_only_a_lease_gives_one_more_of_a_limit_that_was_raised(
+    limits: dict[str, int], share: Amounts, left: tuple[int, int]
+) -> None:
+    counts = limiter(2, requests_per_min=20, tokens_per_min=80)
+    given = Amounts(15, 30, UNLIMITED, UNLIMITED)
+    remains = {"t": Amounts(18, 66, UNLIMITED, UNLIMITED)}
+    counts.take(Lease(100.0, 0.0, DAY, {"t": given}, {}, left=remains), 100.0)
+    counts.configure([Tenant("t", limits=Quota(**limits)), Tenant("new", limits=Quota(requests_per_min=4))])
+
+    asked = counts.demand(100.0).tenants
+    assert asked["t"].share == share
+    assert asked["new"].share.requests == 2
+    usage = counts._usage["t"]
+    assert (usage.left.requests, usage.left.tokens) == left
+    counts.take(Lease(101.0, 0.0, DAY, {"t": amounts(Quota(**limits))}, {}), 101.0)
+    assert counts.demand(101.0).tenants["t"].share == amounts(Quota(**limits))
+
+
+def test_a_gateway_that_is_alone_has_all_of_another_limit_at_once() -> None:
+    counts = limiter(requests_per_min=1)
+    assert isinstance(counts.reserve("t", 1, False, 0.0), Reservation)
+    assert isinstance(counts.reserve("t", 1, False, 0.0), Denied)
+    counts.configure([Tenant("t", limits=Quota(requests_per_min=2))])
+    assert isinstance(counts.reserve("t", 1, False, 0.0), Reservation)
+    denied = counts.reserve("t", 1, False, 0.0)
+    assert isinstance(denied, Denied)
+    assert denied.text == "Tenant `t` has none left of its 2 requests per minute."
