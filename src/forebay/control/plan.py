@@ -275,6 +275,7 @@ def _gateway(cluster: Cluster, index: int, places: Places, version: str) -> Slot
         tls=_tls(settings),
         cors_origins=settings.cors_origins,
         metrics=settings.metrics,
+        trusted_proxies=settings.trusted_proxies,
     )
     digest = spec_digest(spec, version)
     return Slot(spec.id, Kind.GATEWAY, "gateway", index, digest, spec, drain_grace_s=settings.drain_grace_s)

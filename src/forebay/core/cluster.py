@@ -6,7 +6,7 @@ reads the file and reports all problems at once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -103,6 +103,9 @@ class GatewaySettings(Section):
     """Who may read `/metrics`, and the names of models and replicas in `/readyz`. `local`: clients on this machine,
     over loopback and through no proxy. `keys`: those, and with `auth: keys` the API keys of tenants that may use all
     models, else everyone. `open`: everyone."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of proxies, such as `10.0.0.0/8`, whose `x-forwarded-for` is believed: the audit log and canaries then
+    tell clients apart by the last address in it that is in none of these networks. Other proxies count as clients."""
     tls: TlsSettings | None = None
     """Certificate and key; none: plain HTTP."""
     cors_origins: tuple[Origin, ...] = ()
@@ -317,6 +320,7 @@ def conflicts(raw: Mapping[str, Any]) -> tuple[Conflict, ...]:
         *_promise_conflicts(models),
         *_port_conflicts(raw),
         *_auth_conflicts(gateway, raw.get("tenants", [])),
+        *_proxy_conflicts(gateway.get("trusted_proxies")),
         *_admin_conflicts(raw.get("admin")),
         *_same_names("tenants", tenants),
         *_tenant_conflicts(tenants, models),
@@ -411,6 +415,16 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
             "`gateway.auth: keys`, or write `gateway.auth: open` if anyone may use it"
         )
         yield Conflict("gateway.host", f'"{host}"', allowed)
+
+
+def _proxy_conflicts(proxies: Any) -> Iterator[Conflict]:
+    for index, network in enumerate(proxies if isinstance(proxies, list | tuple) else ()):
+        try:
+            if isinstance(network, str):
+                ip_network(network, strict=False)
+        except ValueError:
+            allowed = "an address or a network, such as 10.0.0.0/8"
+            yield Conflict(f"gateway.trusted_proxies[{index}]", f'"{network[:80]}"', allowed)
 
 
 def _admin_conflicts(admin: Any) -> Iterator[Conflict]:

@@ -351,6 +351,8 @@ class GatewaySpec:
     """Origins of web pages that may use it (CORS), or `*` for all; none: no CORS headers are sent."""
     metrics: Literal["keys", "local", "open"] = "keys"
     """Who may read the public `/metrics`, and the names in `/readyz`: see `GatewaySettings.metrics`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of proxies whose `x-forwarded-for` is believed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@
 
 import math
 import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from forebay.gateway.dispatch.endpoints import Endpoint
     from forebay.gateway.requests.relay import Relay
 
+Address = IPv4Address | IPv6Address
+FORWARDED_FOR: Final = b"x-forwarded-for"
+HOPS_MAX: Final = 16
+"""How many proxies in a row are looked through."""
 COUNTING: Final = frozenset({Policy.ROUND_ROBIN, Policy.LEAST_REQUESTS, Policy.P2C})
 """Policies that ignore the prompt."""
 FALLBACK: Final = b"x-forebay-fallback"
@@ -64,6 +70,45 @@ class Ids:
         self._count += 1
         digits = count.to_bytes(4 if count <= FOUR_BYTES_MAX else 8, "big").hex()  # takes a quarter of the time of %x
         return b"%b%b" % (self._start, digits.encode())
+
+
+class Clients:
+    """Finds the address of a request's client. `proxies`: networks of proxies whose `x-forwarded-for` is believed."""
+
+    def __init__(self, proxies: Sequence[str]) -> None:
+        self._proxies = [ip_network(proxy, strict=False) for proxy in proxies]
+
+    def of(self, exchange: Exchange) -> str:
+        """The peer; behind trusted proxies the last address in `x-forwarded-for` that is not one of theirs."""
+        client = exchange.peer
+        if not self._proxies or not self._is_proxy(address_of(client)):
+            return client
+        hops = (exchange.header(FORWARDED_FOR) or b"").decode("latin-1").rsplit(",", HOPS_MAX)
+        for hop in reversed(hops):
+            address = address_of(hop)
+            if address is None:
+                break
+            client = str(address)
+            if not self._is_proxy(address):
+                break
+        return client
+
+    def _is_proxy(self, address: Address | None) -> bool:
+        return address is not None and any(address in network for network in self._proxies)
+
+
+def address_of(text: str) -> Address | None:
+    """An IP address that may have a port; an IPv4 address in IPv6 form is returned as IPv4. None: it is none."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
 
 
 def expected_tokens(request: Wanted, lengths: Lengths) -> float:

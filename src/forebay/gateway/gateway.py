@@ -82,8 +82,7 @@ class Gateway:
             relay.chosen, relay.revision = chosen, chosen.revision
             relay.asked = asked if asked != chosen.model else ""
         relay.admitted = admitted
-        if self._log.records:
-            relay.client = exchange.peer
+        relay.client = self._log.client_of(exchange)
         relay.streams = request.stream
         prepare(relay, request, body, endpoint)
         self.scheduler.admit(relay)

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,6 +16,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Endpoint, GatewaySpec, Task
 from forebay.core.resilience import State
 from forebay.core.tenancy import Denied
+from forebay.gateway.asking import address_of
 from forebay.gateway.dispatch import endpoints
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.gateway import Gateway
@@ -307,12 +307,8 @@ def _find(exchange: Exchange) -> endpoints.Endpoint | None:
 
 def is_local(exchange: Exchange) -> bool:
     """Whether a request comes from this machine: over loopback, and not through a proxy."""
-    try:
-        address = ip_address(exchange.peer)
-    except ValueError:
-        return False
-    address = getattr(address, "ipv4_mapped", None) or address
-    return address.is_loopback and not any(exchange.header(name) for name in PROXIED)
+    address = address_of(exchange.peer)
+    return address is not None and address.is_loopback and not any(exchange.header(name) for name in PROXIED)
 
 
 def peers(spec: GatewaySpec) -> dict[str, Endpoint]:

@@ -69,7 +69,7 @@ async def run(
     """
     metrics = Metrics()
     recorder = Recorder(spec.records, spec.id, log) if spec.records is not None else None
-    scheduler = Scheduler(spec, RequestLog(access, recorder), rng)
+    scheduler = Scheduler(spec, RequestLog(access, recorder, spec.trusted_proxies), rng)
     gateway = Gateway(scheduler, metrics)
     no_port: NoPort | None = None
     async with asyncio.TaskGroup() as group:

@@ -96,6 +96,7 @@ def test_neither_kind_of_key_opens_the_other_door(role: Role, entropy: bytes) ->
         *GUARDED,
         *("registry.approvals_min", "tenants.team.limits.streams_max", "gateway.records.audit"),
         *("nodes.local", "nodes.local.launcher", "gateway.metrics", "gateway.cors_origins"),
+        "gateway.trusted_proxies",
     ],
 )
 def test_who_may_not_approve_may_not_loosen_what_is_asked_for(path: str) -> None:

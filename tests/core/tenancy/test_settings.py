@@ -95,6 +95,8 @@ def test_without_keys_the_admin_api_listens_on_loopback_only(host: str) -> None:
         ("tenants: [{name: t}]", "gateway.auth", '"keys"'),
         ("gateway: {auth: open}\ntenants: [{name: t}]", "gateway.auth", '"keys"'),
         ("gateway: {auth: on}", "gateway.auth", '"open", "keys"'),
+        ("gateway: {trusted_proxies: [10.0.0.0/8, lb]}", "gateway.trusted_proxies[1]", "10.0.0.0/8"),
+        ("gateway: {trusted_proxies: [7]}", "gateway.trusted_proxies[0]", "text"),
         ("gateway: {host: 5}", "gateway.host", "text"),
         ("admin: {host: 5}", "admin.host", "text"),
         ("admin: 5", "admin", "section"),

@@ -67,7 +67,7 @@ LEAST: Final[Mapping[str, Role]] = {
 GUARDED: Final = (
     *("registry", "store", "tenants", "nodes"),
     *("gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls", "gateway.records"),
-    *("gateway.metrics", "gateway.cors_origins"),
+    *("gateway.metrics", "gateway.cors_origins", "gateway.trusted_proxies"),
 )
 """Settings that only an admin may change: who may do what, what has to be proved, what is recorded, and `nodes`:
 their launchers are commands, which would let an operator run anything, past approvals and signatures."""

@@ -1,5 +1,6 @@
 """Response headers, access log lines and records of requests."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -9,7 +10,7 @@ from forebay.core.admission import Band
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.routing import Route, Score, Why
 from forebay.core.tenancy import without_keys
-from forebay.gateway.asking import SET_COOKIE
+from forebay.gateway.asking import SET_COOKIE, Clients
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.facts import NOTHING, Facts, Used
 from forebay.gateway.records.lines import Line
@@ -156,8 +157,9 @@ def refused_facts(line: Line, raw: bytes, caller: "Granted | None", client: str)
 class RequestLog:
     """Logs requests as they end: a line each in the access log, and a record for `recorder`, if there is one."""
 
-    def __init__(self, access: AccessLog, recorder: Recorder | None = None) -> None:
+    def __init__(self, access: AccessLog, recorder: Recorder | None = None, proxies: Sequence[str] = ()) -> None:
         self.access = access
+        self.client_of = Clients(proxies).of
         self._recorder = recorder
         self.records = recorder is not None
         """Whether requests are recorded, not just logged."""
@@ -182,7 +184,7 @@ class RequestLog:
         line = refused(exchange.path, request_id.decode(), TABLE[code].status, code.value, asked)
         raw = self.access.add(line)
         if self._recorder is not None and recorded:
-            self._recorder.finished(refused_facts(line, raw, caller, exchange.peer))
+            self._recorder.finished(refused_facts(line, raw, caller, self.client_of(exchange)))
 
 
 def stopped(*, begun: bool) -> Refusal:

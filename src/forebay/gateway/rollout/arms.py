@@ -173,7 +173,7 @@ def _caller(relay: "Relay") -> str:
         return f"session {session.decode('latin-1')}"
     key = relay.admitted.key_id if relay.admitted is not None else ""
     user = "" if relay.plain else texts.end_user(relay.request.partition(b"\r\n\r\n")[2])
-    return f"key {key} user {user}" if key or user else f"address {relay.exchange.peer}"
+    return f"key {key} user {user}" if key or user else f"address {relay.client}"
 
 
 def _within(
