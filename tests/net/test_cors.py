@@ -3,7 +3,7 @@
 import pytest
 from tests.net.rig import get, peer, run, serving
 
-from forebay.net.cors import Cors
+from forebay.net.cors import Cors, is_foreign
 from forebay.net.server import Exchange
 
 PAGE = b"origin: https://app.example"
@@ -69,3 +69,26 @@ def test_a_browser_that_asks_first_is_told(origins: tuple[str, ...], may: bool) 
             assert (await client.answer()).status == 405
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("origin", "foreign"),
+    [
+        (b"https://evil.example", True),
+        (b"http://evil.example:8080", True),
+        (b"http://localhost.evil.example", True),
+        (b"http://127.0.0.1.evil.example", True),
+        (b"https://localhost@evil.example", True),
+        (b"null", True),
+        (b"", True),
+        (b"HTTPS://x://y", True),
+        (b"http://localhost:3000", False),
+        (b"http://127.0.0.1:8080", False),
+        (b"https://[::1]:3000", False),
+        (b"app://obsidian.md", False),
+        (b"vscode-webview://1a2b", False),
+        (b"file://", False),
+    ],
+)
+def test_pages_of_other_hosts_are_foreign(origin: bytes, foreign: bool) -> None:
+    assert is_foreign(origin) is foreign

@@ -110,7 +110,8 @@ class GatewaySettings(Section):
     """Certificate and key; none: plain HTTP."""
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may use the API (CORS), such as `https://app.example`, or `*` for all. With
-    `auth: off`, any of these pages opened on this machine may use the models."""
+    `auth: off`, any of these pages opened on this machine may use the models; pages that it does not serve itself and
+    that are not listed are rejected."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Gateway processes that share the port (SO_REUSEPORT)."""
     retries_max: Annotated[int, Field(ge=0, le=10)] = nouns.GatewaySpec.retries_max

@@ -24,7 +24,7 @@ from forebay.gateway.pressure.counting import pressure
 from forebay.gateway.tenancy import DeniedRefusal, credential
 from forebay.gateway.tensor import protocol
 from forebay.gateway.tensor import requests as tensor
-from forebay.net.cors import Cors
+from forebay.net.cors import Cors, is_foreign
 from forebay.net.fetching import NoAnswer, fetch_once
 from forebay.net.server import Exchange, HttpServer
 from forebay.obs.clock import wall_s
@@ -53,6 +53,10 @@ _ELSEWHERE: Final = Denied(
 _RESTRICTED: Final = Denied(
     Code.MODEL_NOT_ALLOWED, "Metrics name every model; this takes the API key of a tenant that may use all models."
 )
+_STRANGE_PAGE: Final = (
+    "Web pages of this origin may not make requests; list it in `gateway.cors_origins`, or require keys "
+    "(`gateway.auth: keys`)."
+)
 WHOSE: Final = "gateway"
 """The label that every metric on the public page gets."""
 
@@ -73,6 +77,9 @@ class Pages:
         self._metrics = metrics
         self._group = group
         self._cors = cors
+        host = address_of(spec.host)
+        self._guards = spec.tenancy is None and (spec.host == "localhost" or (host is not None and host.is_loopback))
+        """Whether only being on this machine protects it: then any page in a browser here could use it."""
         self._created = int(wall_s())
         self._scrapes = 0
         self._document = public.document(__version__, keys=spec.tenancy is not None)
@@ -89,8 +96,13 @@ class Pages:
             self._page(exchange)
         elif exchange.method != endpoint.method:
             self._refuse_method(exchange, endpoint.method)
+        elif self._guards and (origin := exchange.header(b"origin")) is not None and self._is_foreign(origin):
+            self._gateway.refuse(exchange, Refusal(Code.INVALID_REQUEST, _STRANGE_PAGE, "origin"))
         else:
             self._gateway.handle(exchange, endpoint)
+
+    def _is_foreign(self, origin: bytes) -> bool:
+        return is_foreign(origin) and not (self._cors is not None and self._cors.allows(origin))
 
     def wants_body(self, exchange: Exchange) -> bool:
         """Whether to read the body of a public request: only inference requests with a valid key are worth it."""

@@ -4,6 +4,7 @@ See the Fetch standard (fetch.spec.whatwg.org, "HTTP-CORS protocol"). API keys a
 so credentials, in the standard's sense, are never allowed.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,12 +16,27 @@ AGE_S: Final = 7200
 """How long a browser may cache a preflight response: the most that any browser honours."""
 
 
+LOCAL: Final = re.compile(rb"https?://(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+"""Origins of pages that this machine serves."""
+APPS: Final = re.compile(rb"(?!https?:)[a-z][a-z0-9+.-]*://.*", re.IGNORECASE)
+"""Origins of applications and browser extensions, which were installed: `app://…`, `vscode-webview://…`."""
+
+
+def is_foreign(origin: bytes) -> bool:
+    """Whether a request with this `origin` may be made by any web page: pages can POST to this machine unasked."""
+    return LOCAL.fullmatch(origin) is None and APPS.fullmatch(origin) is None
+
+
 class Cors:
     """The origins (`https://app.example`) whose pages may use an API; `*`: all."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any_origin = ANY_ORIGIN.encode() in self._origins
+
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of this origin may use the API."""
+        return self._any_origin or origin in self._origins
 
     def answers(self, exchange: Exchange) -> bool:
         """Add the CORS headers to the response. True if the request was a preflight, which is then answered."""

@@ -115,3 +115,34 @@ def test_a_target_may_name_its_host_as_for_a_proxy(tmp_path: Path, target: bytes
             assert inference.status == 200
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("origins", "status"),
+    [((), 400), (("https://app.example",), 400), (("https://evil.example",), 200), (("*",), 200)],
+)
+def test_without_keys_a_page_uses_a_gateway_only_if_it_is_listed(
+    tmp_path: Path, origins: tuple[str, ...], status: int
+) -> None:
+    async def main() -> None:
+        worker = Worker()
+        async with cluster(tmp_path, worker, cors_origins=origins) as front:
+            simple = b"origin: https://evil.example", b"content-type: text/plain"  # no preflight for these
+            answer = await front.ask(post(chat(), CHAT, *simple))
+            assert answer.status == status
+            assert len(worker.requests) == (status == 200)
+            if status == 400:
+                assert error_code(answer) == "invalid_request"
+                assert b"gateway.cors_origins" in answer.body
+            assert (await front.ask(post(chat(), CHAT, b"origin: http://localhost:3000"))).status == 200
+            assert (await front.ask(post(chat()))).status == 200
+
+    run(main())
+
+
+def test_where_keys_are_required_an_origin_does_not_matter(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(), tenancy=door(tmp_path)) as front:
+            assert (await front.ask(post(chat(), CHAT, GOOD, b"origin: https://app.example"))).status == 200
+
+    run(main())
