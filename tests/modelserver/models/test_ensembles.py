@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.modelserver.models.rig import BATCH_SIZE, IO, config, ensemble, numbers, serving, tensor, until, write
 
+from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 
 ONE = tensor("IN", [[1.0]])
@@ -160,6 +161,74 @@ def test_a_reloaded_part_is_used_at_once(tmp_path: Path) -> None:
             write(tmp_path, "add", config(), ADD.replace("+ 1", "+ 2"))
             await server.load("add", {})
             assert await server.numbers("both", ONE) == [[6.0]]
+
+    asyncio.run(main())
+
+
+HELD = """
+    def initialize(self, args):
+        while Path({gate!r}).exists():
+            time.sleep(0.001)
+    def answer(self, request):
+        return give(get(request).astype(np.float32) * 2)
+"""
+
+
+def test_requests_wait_while_a_reloaded_step_does_not_fit_the_one_that_still_loads(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    chain(root)
+
+    def typed(name: str) -> str:
+        return config().replace(f'name: "{name}" data_type: TYPE_FP32', f'name: "{name}" data_type: TYPE_INT32')
+
+    async def main() -> None:
+        async with serving(root, startup=("both",)) as server:
+            assert await server.numbers("both", ONE) == [[4.0]]
+            gate.touch()
+            source = ADD.replace("get(request) + 1", "(get(request) + 5).astype(np.int32)")
+            write(root, "add", typed("OUT"), source)
+            write(root, "double", typed("IN"), HELD.format(gate=str(gate)))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.load("both", {}))
+                await until("reloaded", lambda: server.view("add", "").config.outputs[0].datatype is Datatype.INT32)
+                waits, left = server.ask("both", ONE), server.ask("both", ONE)
+                refused = await server.ask("both", ONE, sequence_id=7).error()
+                assert (refused.kind, refused.retry_after_s) == (Kind.UNAVAILABLE, 1)
+                assert left.call is not None
+                left.call.cancel()
+                assert not waits.responses
+                gate.unlink()
+                assert numbers(await waits.one()) == [[12.0]]
+            assert await server.numbers("both", ONE) == [[12.0]]
+            assert not left.responses
+
+    asyncio.run(main())
+
+
+def test_requests_whose_steps_no_longer_fit_are_not_the_clients_fault(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            write(tmp_path, "add", config().replace("TYPE_FP32", "TYPE_INT32", 1), ADD)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.load("add", {}))
+                await until("reloaded", lambda: server.view("add", "").config.inputs[0].datatype is Datatype.INT32)
+                refused = await server.ask("both", ONE).error()
+                assert (refused.kind, "retry" in refused.text) == (Kind.UNAVAILABLE, True)
+            assert "inconsistent data type" in server.states("both")["1"][1]
+
+    asyncio.run(main())
+
+
+def test_an_ensemble_that_is_loaded_again_is_checked_against_its_reloaded_steps(tmp_path: Path) -> None:
+    chain(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            write(tmp_path, "add", config().replace("TYPE_FP32", "TYPE_INT32", 1), ADD)
+            with pytest.raises(Refused, match="inconsistent data type"):
+                await server.load("both", {})
 
     asyncio.run(main())
 

@@ -1,9 +1,10 @@
 """Ensembles: validation, load order, and what each request runs next."""
 
-from forebay.core.serving.ensemble.check import Checked, Lookup, abreast, check, lacks, load_order
+from forebay.core.serving.ensemble.check import LATEST, Checked, Lookup, abreast, check, lacks, load_order
 from forebay.core.serving.ensemble.flow import Dag, Flow, Gates, Progress, Start, carried_shape
 
 __all__ = [
+    "LATEST",
     "Checked",
     "Dag",
     "Flow",

@@ -258,7 +258,8 @@ class Collection:
                     if need in done:
                         await done[need].wait()
                 async with self._places:
-                    if await self._load_one(name, described[name], wanted[name]):
+                    moved = bool(described[name].config.steps) and not changed.isdisjoint(needs[name])
+                    if await self._load_one(name, described[name], wanted[name], moved):
                         changed.add(name)
             except Refused as refused:
                 failed[name] = refused.text
@@ -272,8 +273,10 @@ class Collection:
         await self._recheck(changed, but=set(wanted))
         return failed
 
-    async def _load_one(self, name: str, described: Described, spec: LoadSpec) -> bool:
-        """Load a model or one of its versions. Returns False if it is already served unchanged. Raises `Refused`."""
+    async def _load_one(self, name: str, described: Described, spec: LoadSpec, moved: bool) -> bool:
+        """Load a model or one of its versions. `moved`: a step of it has just been reloaded. Returns False if it is
+        already served unchanged. Raises `Refused`.
+        """
         found = self._found.get(name)
         stamp = found.stamp if found is not None and spec.files is None else ""
         model = self._models.setdefault(name, Model(self._context, name))
@@ -286,7 +289,7 @@ class Collection:
                     described, stamp, await asyncio.to_thread(stamps, found, described), spec.number
                 )
             before = model.described.config if model.described is not None and stamp == model.stamp else None
-            if stamp and before == described.config and not self._lacks(model, described):
+            if stamp and before == described.config and not moved and not self._lacks(model, described):
                 return False
             model.reason = ""
             try:

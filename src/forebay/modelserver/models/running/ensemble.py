@@ -3,17 +3,22 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
-from time import monotonic_ns
-from typing import NamedTuple
+from time import monotonic, monotonic_ns
+from typing import Final, NamedTuple
 
 from forebay.core.serving.config import ModelConfig
-from forebay.core.serving.ensemble import Dag, Flow, Gates, Progress, Start, carried_shape
+from forebay.core.serving.ensemble import LATEST, Dag, Flow, Gates, Progress, Start, carried_shape
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor
+from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor, Ticket
 from forebay.modelserver.models.context import ModelAccess
 from forebay.modelserver.models.running.call import Call, Phase, Spent
 from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import Contract
+
+SETTLE_S: Final = 5.0
+"""How long a request waits for the reload of all steps when a reloaded one does not fit the others."""
+LOOK_S: Final = 0.02
+"""How often it looks meanwhile."""
 
 
 class _Sequence(NamedTuple):
@@ -49,8 +54,18 @@ class Ensemble:
         self.counts = counts
         self.models = models
         self.gates: Gates[_Waiting] = Gates(config.inflight_max, len(config.steps))
+        self.loop = asyncio.get_running_loop()
         self._requests: dict[Call, _Request] = {}
-        self._loop = asyncio.get_running_loop()
+        self._checked = self._interfaces()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a step now takes or gives other tensors than when this ensemble was loaded."""
+        return self._checked != self._interfaces()
+
+    def _interfaces(self) -> list[object]:
+        models = (self.models.lookup(step.model, step.version) for step in self.config.steps)
+        return [None if model is None else (model.inputs, model.outputs, model.max_batch) for model in models]
 
     @property
     def waiting(self) -> int:
@@ -60,7 +75,7 @@ class Ensemble:
     def submit(self, call: Call) -> None:
         """Start a request."""
         request = self._requests[call] = _Request(self, call)
-        self._loop.call_soon(request.begin)
+        self.loop.call_soon(request.begin)
 
     def cancel(self, call: Call) -> None:
         """Cancel a request together with its steps."""
@@ -104,6 +119,9 @@ class _Request:
         self._sequences: dict[int, _Sequence] = {}
         self._began_ns = 0
         self._spent = Spent()
+        self._settle_until = 0.0
+        """Set once it has to start again: with the steps it started with, it cannot end."""
+        self._again: Ticket | None = None
 
     def begin(self) -> None:
         """Feed the inputs into the ensemble."""
@@ -118,6 +136,8 @@ class _Request:
     def abandon(self) -> None:
         """Cancel all steps."""
         self._cancel(self._flow.abandon())
+        if self._again is not None:
+            self._again.cancel()
 
     def start(self, run: int) -> None:
         """Run a step that the in-flight limit admits."""
@@ -148,7 +168,47 @@ class _Request:
             if self._call.watch is not None:
                 call.watch = self._call.watch.step(call)
         except Refused as refused:
-            self._failed(run, self._blamed(start, model, request, refused))
+            if refused.kind is Kind.INVALID_ARGUMENT and self._owner.outdated:
+                self._start_again(run)
+            else:
+                self._failed(run, self._blamed(start, model, request, refused))
+
+    def _start_again(self, run: int) -> None:
+        """A reloaded step does not take what the others give: run the whole request again when all steps fit."""
+        self._leave(run)  # may start another run of this request, which then comes here first
+        if self._settle_until:
+            return
+        self._settle_until = monotonic() + SETTLE_S
+        self.abandon()
+        request = self._call.request
+        if self._call.responses or request.sequence_id or request.sequence_start:  # cannot be repeated
+            self._settle_until = 0.0
+        self._owner.loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        call, owner = self._call, self._owner
+        if call.phase is Phase.ENDED:
+            return
+        number = int(call.request.version or LATEST)
+        current = owner.models.lookup(owner.config.name, number)
+        if current is owner.config and owner.outdated and monotonic() < self._settle_until:
+            owner.loop.call_later(LOOK_S, self._settle)
+            return
+        name = owner.config.name
+        unsettled = Refused(Kind.UNAVAILABLE, f"in ensemble '{name}', steps are being reloaded; retry the request", 1)
+        if current is None or not self._settle_until or (current is owner.config and owner.outdated):
+            owner.end(call, unsettled)
+            return
+        try:
+            self._again = owner.models.infer(call.request, self._passed_on)
+        except Refused as refused:
+            owner.end(call, refused)
+
+    def _passed_on(self, response: InferResponse | None, final: bool) -> None:
+        """A response of the repeated request, which is counted where it ran."""
+        if final:
+            self._owner.end(self._call)
+        self._call.respond(response, final)
 
     def _blamed(
         self, start: Start[_Value], model: ModelConfig | None, request: InferRequest, refused: Refused
