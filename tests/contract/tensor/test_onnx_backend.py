@@ -189,6 +189,8 @@ def test_outputs_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
     backend, loaded = load(replace(PLAIN, outputs=()), tmp_path)
 
     assert [each.name for each in loaded.outputs] == ["Y"]
+    assert loaded.omitted == ("output 'MANY' is not a tensor but a seq(tensor(float))",)
+    assert load(PLAIN, tmp_path)[1].omitted == ()
     assert list(run(backend, [ask({"X": np.ones((1, 4), np.float32)})])[0].outputs) == ["Y"]
     backend.close()
 

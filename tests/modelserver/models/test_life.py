@@ -412,6 +412,25 @@ def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_outputs_of_a_file_that_cannot_be_served_are_named_in_the_log(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, floats, ["n"]) for name in "XY")
+    many = helper.make_tensor_sequence_value_info("MANY", floats, None)
+    nodes = [helper.make_node("Identity", ["X"], ["Y"]), helper.make_node("SequenceConstruct", ["X"], ["MANY"])]
+    graph = helper.make_graph(nodes, "g", [x], [many, y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, str(tmp_path / "part.onnx"))
+    heard = structlog.testing.LogCapture()
+
+    async def main() -> None:
+        async with serving(tmp_path, log=structlog.wrap_logger(None, processors=[heard]), startup=("part",)):
+            (told,) = [each for each in heard.entries if each["event"] == "outputs of the model cannot be served"]
+            assert (told["model"], "'MANY'" in str(told["omitted"])) == ("part", True)
+
+    asyncio.run(main())
+
+
 def test_files_that_a_folder_hides_are_told_of(tmp_path: Path) -> None:
     (tmp_path / "left.onnx").write_bytes(b"no model")
     heard = structlog.testing.LogCapture()

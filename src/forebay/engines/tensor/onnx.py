@@ -112,6 +112,7 @@ class OnnxBackend:
         return Loaded(
             tuple(_spec(each, each.name in optional) for each in inputs),
             tuple(_spec(each, False) for each in self._session.get_outputs() if each.type in ELEMENT_TYPES),
+            omitted=() if config.outputs else _omitted(self._session.get_outputs()),
         )
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
@@ -165,6 +166,10 @@ def _strange(what: str, name: str, kind: str) -> str:
     if kind.startswith("tensor("):
         return f"{what} '{name}' is a {kind}, an element type that the protocol does not have"
     return f"{what} '{name}' is not a tensor but a {kind}"
+
+
+def _omitted(outputs: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(_strange("output", each.name, each.type) for each in outputs if each.type not in ELEMENT_TYPES)
 
 
 def _spec(found: Any, optional: bool) -> TensorSpec:

@@ -137,6 +137,8 @@ class Loaded:
     inputs: tuple[TensorSpec, ...] = ()
     """With the dimensions in the file, the batch dimension included."""
     outputs: tuple[TensorSpec, ...] = ()
+    omitted: tuple[str, ...] = ()
+    """Outputs that cannot be served, with the reason, unless the configuration lists those that are served."""
     threads: bool = True
     """Whether several instances may run as threads of this process and share its weights."""
     measures: bool = False

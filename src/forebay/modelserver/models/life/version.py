@@ -390,6 +390,8 @@ class Version:
         except GaveUp as gave_up:
             raise Refused(Kind.INTERNAL, str(gave_up)) from None
         self.described = complete(self.described, loaded, options.rules)
+        if loaded.omitted and self.state is State.LOADING:
+            self._log.warning("outputs of the model cannot be served", omitted=loaded.omitted)
         await warm_up(self.config, self.described.folder, process, options.strings_max)
         return process
 
