@@ -39,12 +39,14 @@ class Contract(NamedTuple):
 
 
 _TOKENS: Final = Output("TOKENS", INTEGERS, 0, optional=True)
+_TRUNCATED: Final = Output("TRUNCATED", (Datatype.BOOL,), 0, optional=True)
+"""Whether a row was too long for the model, which has read only a part of it."""
 _SIZE: Final = Output("SIZE", INTEGERS, 1, 2, optional=True)
 _LABEL: Final = Output("LABEL", BYTES, 1)
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
     "embed": Contract(("TEXT",), (Output("EMBEDDING", FLOATS, 1), _TOKENS)),
-    "rerank": Contract(("QUERY", "DOCUMENT"), (Output("SCORE", FLOATS, 0), _TOKENS)),
+    "rerank": Contract(("QUERY", "DOCUMENT"), (Output("SCORE", FLOATS, 0), _TOKENS, _TRUNCATED)),
     "classify": Contract(
         ("INPUT",),
         (

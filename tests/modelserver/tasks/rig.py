@@ -67,6 +67,12 @@ def overlap(request: InferRequest) -> list[InferResponse | None]:
     return told(numbers("SCORE", F32, np.array(scores, np.float32)))
 
 
+def cuts(request: InferRequest) -> list[InferResponse | None]:
+    """Reads only three letters of a document."""
+    long = bytes(len(each) > 3 for each in texts(request, 1))
+    return told(*overlap(request)[0].outputs, Tensor("TRUNCATED", Datatype.BOOL, (len(long), 1), long))
+
+
 def letters(request: InferRequest) -> list[InferResponse | None]:
     """The labels of a text are its letters, in order; each scores less than the one before it."""
     rows = texts(request)
@@ -125,6 +131,7 @@ MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
     "lengths": (EMBED, lengths),
     "uncounted": (served("embed", 8, "TEXT", EMBEDDING=F32), lambda request: told(lengths(request)[0].outputs[0])),
     "overlap": (served("rerank", 4, "QUERY DOCUMENT", SCORE=F32), overlap),
+    "cuts": (served("rerank", 2, "QUERY DOCUMENT", SCORE=F32, TRUNCATED=Datatype.BOOL), cuts),
     "letters": (CLASSIFY, letters),
     "alone": (served("classify", 0, "INPUT", LABEL=BYTES, SCORE=F32), letters),
     "capitals": (served("classify", 8, "INPUT", LABEL=BYTES, START=I32, END=I32), capitals),

@@ -42,6 +42,26 @@ def test_embeddings_in_base64_are_the_same_numbers() -> None:
     run(main())
 
 
+def test_truncated_documents_are_named_and_may_be_refused() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            body = {"model": "cuts", "query": "abc", "documents": ["x", "abcd", "b", "long"]}
+            answer = document(await it.ask("/v1/rerank", body))
+            assert {each["index"]: each.get("truncated") for each in answer["results"]} == {
+                0: None, 1: True, 2: None, 3: True,
+            }  # fmt: skip
+            assert answer["usage"] == {"total_tokens": 0, "truncated_documents": 2}
+            refused = await it.ask("/v1/rerank", {**body, "truncate": False})
+            assert (refused.status, document(refused)["error"]["param"]) == (400, "documents[1]")
+            assert "1 more" in document(refused)["error"]["message"]
+            answer = document(await it.ask("/v1/rerank", {**body, "documents": ["a"], "truncate": False}))
+            assert answer["usage"]["truncated_documents"] == 0
+            refused = await it.ask("/v1/rerank", {**body, "model": "overlap", "truncate": False})
+            assert (refused.status, document(refused)["error"]["param"]) == (400, "truncate")
+
+    run(main())
+
+
 def test_documents_are_ranked_by_score_and_then_by_place() -> None:
     async def main() -> None:
         async with rig() as it:

@@ -1,7 +1,8 @@
 """`POST /v1/rerank` in the format of Cohere and Jina, for models of the task `rerank`.
 
 Inputs: `QUERY` and `DOCUMENT` (BYTES, one of each per row). Outputs: `SCORE` (FP32, one per row, higher is better);
-optionally `TOKENS`. Scores are returned as the model gives them.
+optionally `TOKENS`, and `TRUNCATED` (BOOL, one per row: the model has read only a part of the pair). Scores are
+returned as the model gives them.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from forebay.core.errors import Code, Refusal
 from forebay.core.serving.values import Tensor
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
 from forebay.modelserver.tasks.tensors import as_array, strings, token_count
@@ -32,6 +34,7 @@ QUERY: Final = "QUERY"
 DOCUMENT: Final = "DOCUMENT"
 SCORE: Final = "SCORE"
 TOKENS: Final = "TOKENS"
+TRUNCATED: Final = "TRUNCATED"
 
 _encode = msgspec.json.Encoder().encode
 _TEXT = text(1)
@@ -50,7 +53,27 @@ def read_body(body: bytes, _: bytes) -> Job:
         shape = (high - low, 1)
         return strings(QUERY, [query] * (high - low), shape), strings(DOCUMENT, documents[low:high], shape)
 
-    return Job(given["model"], inputs, lambda results: _answer(results, best, returned), len(documents), "documents")
+    def answer(results: Results) -> Answer:
+        return _answer(results, best, returned, _truncated(results, given.get("truncate", True)))
+
+    return Job(given["model"], inputs, answer, len(documents), "documents")
+
+
+def _truncated(results: Results, allowed: bool) -> set[int] | None:
+    """The rows of which the model has read only a part; None: it does not tell. Raises `Refusal`."""
+    tensors = results.tensors(TRUNCATED)
+    if not tensors:
+        if not allowed:
+            text = f"Model '{results.model}' has no output '{TRUNCATED}', and does not tell what it truncates."
+            raise Refusal(Code.UNSUPPORTED_PARAMETER, text, "truncate")
+        return None
+    found = np.flatnonzero(np.concatenate([as_array(tensor).ravel() for tensor in tensors])).tolist()
+    if found and not allowed:
+        field = f"documents[{found[0]}]"
+        more = f" (so are {len(found) - 1} more)" if len(found) > 1 else ""
+        text = f"'{field}' is too long for the model, together with the query{more}, and 'truncate' is false."
+        raise Refusal(Code.INVALID_REQUEST, text, field)
+    return set(found)
 
 
 def _documents(value: Any, path: str) -> list[str]:
@@ -64,7 +87,7 @@ def _document(value: Any, path: str) -> str:
     return found
 
 
-def _answer(results: Results, best: int, documents: Sequence[str] | None) -> Answer:
+def _answer(results: Results, best: int, documents: Sequence[str] | None, truncated: set[int] | None) -> Answer:
     scores = np.concatenate([as_array(tensor).ravel() for tensor in results.tensors(SCORE)])
     order = np.argsort(-scores, kind="stable")[:best].tolist()
     found = []
@@ -72,9 +95,14 @@ def _answer(results: Results, best: int, documents: Sequence[str] | None) -> Ans
         entry: dict[str, Any] = {"index": i, "relevance_score": float(scores[i])}
         if documents is not None:
             entry["document"] = {"text": documents[i]}
+        if truncated and i in truncated:
+            entry["truncated"] = True
         found.append(entry)
     tokens = token_count(results.tensors(TOKENS))
-    body = {"object": "list", "model": results.model, "results": found, "usage": {"total_tokens": tokens}}
+    usage = {"total_tokens": tokens}
+    if truncated is not None:
+        usage["truncated_documents"] = len(truncated)
+    body = {"object": "list", "model": results.model, "results": found, "usage": usage}
     return Answer(_encode(body), tokens=tokens)
 
 
@@ -86,8 +114,9 @@ BODY: Final = nested(
         "documents": _documents,
         "top_n": integer(1, DOCUMENTS_MAX),
         "return_documents": boolean,
+        "truncate": boolean,
         "user": ignored_text,
     },
     ("model", "query", "documents"),
 )
-TASK: Final[Task] = Task("rerank", read_body, (SCORE,), (TOKENS,), shape_of(BODY))
+TASK: Final[Task] = Task("rerank", read_body, (SCORE,), (TOKENS, TRUNCATED), shape_of(BODY))

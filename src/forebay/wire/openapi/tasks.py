@@ -24,6 +24,12 @@ class TotalTokens(Closed):
     total_tokens: Count
 
 
+class RerankTokens(TotalTokens):
+    """Token counts of a request, and of how many documents the model has read only a part."""
+
+    truncated_documents: Count | UnsetType = UNSET
+
+
 class RerankDocument(Closed):
     """A text."""
 
@@ -38,6 +44,7 @@ class RerankRequest(Closed):
     documents: Annotated[list[Word | RerankDocument], Meta(min_length=1, max_length=1000)]
     top_n: UpTo1000 | UnsetType | None = UNSET
     return_documents: bool | UnsetType | None = UNSET
+    truncate: bool | UnsetType | None = UNSET
     user: str | UnsetType | None = UNSET
 
 
@@ -47,6 +54,7 @@ class Reranked(Closed):
     index: Count
     relevance_score: float
     document: RerankDocument | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
 
 
 class RerankAnswer(Closed):
@@ -55,7 +63,7 @@ class RerankAnswer(Closed):
     object: Literal["list"]
     model: str
     results: list[Reranked]
-    usage: TotalTokens
+    usage: RerankTokens
 
 
 class ClassifyRequest(Closed):

@@ -3,7 +3,7 @@
 
 Pairs of a batch run in parallel, each by itself: int8 quantisation scales activations by what they are run with, so
 that in one array a pair's score would depend on its neighbours. It is also faster, as nothing is padded. A pair that
-is too long for the model loses the end of its longer text.
+is too long for the model loses the end of its longer text, which `TRUNCATED` tells.
 """
 
 import os
@@ -57,6 +57,7 @@ class TritonPythonModel:
             [
                 pb.Tensor("SCORE", np.array([[each.result()] for each in running], np.float32)),
                 pb.Tensor("TOKENS", np.array([[len(each)] for each in encodings], np.int32)),
+                pb.Tensor("TRUNCATED", np.array([[bool(each.overflowing)] for each in encodings])),
             ]
         )
 
