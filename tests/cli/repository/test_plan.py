@@ -22,8 +22,8 @@ def wish(tmp_path: Path) -> ServerOptions:
     return ServerOptions(
         repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
         disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
-        allow_pickle=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002, allow_http="true",
-        allow_grpc="true", allow_metrics="true", http_max_input_size=2**26,
+        allow_pickle=None, allow_links_to=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002,
+        allow_http="true", allow_grpc="true", allow_metrics="true", http_max_input_size=2**26,
         http_max_json_output_size="1M", http_max_bodies_size="2GiB",
         max_string_elements=9, http_header_forward_pattern=None, exit_on_error="true", strict_readiness="true",
         exit_timeout_secs=30, model_load_thread_count=4, memory_budget=None, hang_timeout_secs=60,

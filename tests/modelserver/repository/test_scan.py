@@ -1,6 +1,7 @@
 """What counts as a model in a repository, and that nothing outside of it is reached."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(t
     assert dict(models["b"].versions) == {n: tmp_path / f"b/{n}" for n in (0, 1, 2, 10)}
     assert list(models["b"].versions) == [0, 1, 2, 10]
     assert models["b"].warnings == ("the folder 007 is not a version: zeros before the number",)
-    assert models["a"] == Found("a", tmp_path / "a", stamp=models["a"].stamp)
+    assert models["a"] == Found("a", tmp_path / "a", stamp=models["a"].stamp, roots=(tmp_path,))
     assert not models["b"].problems
 
 
@@ -112,9 +113,37 @@ def test_a_link_out_of_the_repository_stops_that_model_alone(tmp_path: Path, lin
 
     models = found(root)
 
-    assert models["evil"].problems == (f"{root / link} is a link out of the repository",)
+    (problem,) = models["evil"].problems
+    assert problem.startswith(f"{root / link} is a link out of the repository")
+    assert "--allow-links-to" in problem
     assert not models["good"].problems
     read(models["good"])
+
+
+@pytest.mark.parametrize("link", ["m", "m/1", "m/1/model.py", "m/l"])
+def test_links_to_an_allowed_folder_are_followed(tmp_path: Path, link: str) -> None:
+    text = "output { name: 'OUT' data_type: TYPE_FP32 dims: 2 label_filename: 'l' }"
+    model(tmp_path / "files", text, "1/model.py", "l")
+    (tmp_path / "repository").mkdir()
+    whole = model(tmp_path / "repository", text, "1/model.py", "l", name="m") if link != "m" else None
+    if whole is not None:
+        path = tmp_path / "repository" / link
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "repository" / link).symlink_to(tmp_path / "files" / link)
+    (tmp_path / "alias").symlink_to("files")
+
+    [one] = scan(tmp_path / "repository", linked=[tmp_path / "alias"])
+
+    assert not one.problems
+    assert list(one.versions) == [1]
+    read(one)
+    assert scan(tmp_path / "repository")[0].problems
+
+
+def test_the_lost_and_found_folder_of_a_volume_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+
+    assert scan(tmp_path) == []
 
 
 def test_links_within_the_repository_are_followed(tmp_path: Path) -> None:

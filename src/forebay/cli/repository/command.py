@@ -37,6 +37,7 @@ def serve(
     model_config_name: given.ConfigName = "",
     backend_config: given.BackendConfig = None,
     allow_pickle: given.AllowPickle = None,
+    allow_links_to: given.LinksTo = None,
     host: given.Host = "127.0.0.1",
     http_port: given.HttpPort = 8000,
     grpc_port: given.GrpcPort = 8001,
@@ -71,15 +72,13 @@ def serve(
         _serve_one((model_source, name, _task(task), engine, replicas, port), set_ or [])
     from forebay.cli.repository.plan import ServerOptions
 
-    server = ServerOptions(
-        repository or [], model_control_mode, load_model, repository_poll_secs, disable_auto_complete_config,
-        strict_model_config, model_config_name, backend_config, allow_pickle, host, http_port, grpc_port,
-        metrics_port, allow_http, allow_grpc, allow_metrics, http_max_input_size, http_max_json_output_size,
-        http_max_bodies_size, max_string_elements, http_header_forward_pattern, exit_on_error, strict_readiness,
-        exit_timeout_secs, model_load_thread_count, memory_budget, hang_timeout_secs, process_memory_limit, pin,
-        cache_config, rate_limit, rate_limit_resource, host_policy, trace_config, metrics_config, grpc, triton,
-    )  # fmt: skip
-    _serve_all(server)
+    _serve_all(ServerOptions(repository or [], model_control_mode, load_model, repository_poll_secs,
+        disable_auto_complete_config, strict_model_config, model_config_name, backend_config, allow_pickle,
+        allow_links_to, host, http_port, grpc_port, metrics_port, allow_http, allow_grpc, allow_metrics,
+        http_max_input_size, http_max_json_output_size, http_max_bodies_size, max_string_elements,
+        http_header_forward_pattern, exit_on_error, strict_readiness, exit_timeout_secs, model_load_thread_count,
+        memory_budget, hang_timeout_secs, process_memory_limit, pin, cache_config, rate_limit, rate_limit_resource,
+        host_policy, trace_config, metrics_config, grpc, triton))  # fmt: skip
 
 
 def _serve_all(server: "planning.ServerOptions") -> NoReturn:

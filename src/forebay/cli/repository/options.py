@@ -83,6 +83,17 @@ AllowPickle = Annotated[
     ),
 ]
 
+LinksTo = Annotated[
+    list[Path] | None,
+    _of(
+        _WHAT,
+        "--allow-links-to",
+        metavar="DIR",
+        help="Follow symbolic links from the repository to files below this folder; repeatable.",
+        show_default=False,
+    ),
+]
+
 # --- where
 
 Host = Annotated[

@@ -49,6 +49,7 @@ class ServerOptions:
     model_config_name: str
     backend_config: list[str] | None
     allow_pickle: list[str] | None
+    allow_links_to: list[Path] | None
     host: str
     http_port: int
     grpc_port: int
@@ -188,6 +189,7 @@ def _options(given: ServerOptions) -> Options:
     return Options(
         repositories=tuple(folder.absolute() for folder in given.repository),
         control=Control(given.model_control_mode),
+        linked=tuple(folder.absolute() for folder in given.allow_links_to or ()),
         startup=tuple(given.load_model or ()),
         poll_s=float(given.repository_poll_secs),
         strict_readiness=_on(given.strict_readiness),

@@ -27,6 +27,8 @@ class Options:
 
     repositories: tuple[Path, ...] = ()
     control: Control = Control.NONE
+    linked: tuple[Path, ...] = ()
+    """Folders outside the repositories that links in them may lead to."""
     startup: tuple[str, ...] = ()
     """EXPLICIT: models to load at startup; `*` alone loads all."""
     poll_s: float = 15.0

@@ -128,9 +128,9 @@ def _file_names(found: Found) -> Collection[str]:
 
 
 def _inside(found: Found, path: str) -> Path:
-    """A file in the model's folder. Raises `OSError` if it does not exist or lies outside the folder."""
+    """A file in the model's folder. Raises `OSError` if it does not exist or is a link that is not allowed."""
     file = found.folder / path
-    if not is_within(file, found.folder.resolve()):
+    if not is_within(file, found.folder.resolve(), *found.roots):
         raise OSError(0, "it is a link out of the model's folder")
     return file
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,18 +18,21 @@ SHOWN_CHARS_MAX: Final = 40
 LANGUAGE_MODELS: Final = {".gguf"}
 
 _BARE = {*SUFFIXES, *LANGUAGE_MODELS}
-_SKIPPED = {"__pycache__"}
+_SKIPPED = {"__pycache__", "lost+found"}
+"""The latter is in the root of every ext4 file system, which a mounted volume of models may be."""
 
 
-def scan(*folders: Path) -> list[Found]:
-    """All models of these repositories, by name. A broken model does not hide the others.
+def scan(*folders: Path, linked: Sequence[Path] = ()) -> list[Found]:
+    """All models of these repositories, by name. A broken model does not hide the others. Links may lead to files
+    and folders within the repository and below `linked`.
 
     Raises `FileNotFoundError` or `NotADirectoryError` for a repository that does not exist, and `BadModel` for one
     that is itself the folder of a model.
     """
     models: dict[str, Found] = {}
+    targets = tuple(Path(os.path.realpath(target)) for target in linked)
     for folder in folders:
-        for found in _repository(folder):
+        for found in _repository(folder, targets):
             other = models.get(found.name)
             if other is not None:
                 places = " and ".join(sorted(str(f.folder / f.bare) for f in (other, found)))
@@ -45,8 +48,9 @@ def named(name: str) -> Found:
     return Found(name, Path(), problems=("it is not in the repository",))
 
 
-def _repository(folder: Path) -> Iterator[Found]:
+def _repository(folder: Path, linked: Sequence[Path]) -> Iterator[Found]:
     root = folder.resolve(strict=True)
+    roots = (root, *linked)
     entries = [
         entry
         for entry in sorted(os.scandir(root), key=lambda entry: entry.name)
@@ -63,12 +67,12 @@ def _repository(folder: Path) -> Iterator[Found]:
         try:
             if trouble := name_problem(entry.name):
                 yield Found(shown, path, problems=(trouble,))
-            elif not is_within(path, root):
-                yield Found(entry.name, path, problems=(f"{path} is a link out of the repository",))
+            elif not is_within(path, *roots):
+                yield Found(entry.name, path, problems=(_link_text(path),))
             elif bare:
                 yield _bare(path, root)
             elif path.is_dir():
-                yield _model(path, root)
+                yield _model(path, roots)
         except OSError as error:
             yield Found(shown, path, problems=(f"{error.filename or path} cannot be read: {error.strerror}",))
 
@@ -82,7 +86,11 @@ def _looks_like_model(entry: "os.DirEntry[str]") -> bool:
         return True
 
 
-def _model(folder: Path, root: Path) -> Found:
+def _link_text(path: Path) -> str:
+    return f"{path} is a link out of the repository, to a folder that --allow-links-to does not name"
+
+
+def _model(folder: Path, roots: Sequence[Path]) -> Found:
     versions: dict[int, Path] = {}
     warnings = []
     for entry in sorted(folder.iterdir()):
@@ -91,8 +99,11 @@ def _model(folder: Path, root: Path) -> Found:
             versions[version] = entry
         elif (trouble := version_problem(entry.name)) and entry.is_dir():
             warnings.append(f"the folder {entry.name[:SHOWN_CHARS_MAX]} is not a version: {trouble}")
-    stamp, outside = _looked_through(folder, root)
-    return Found(folder.name, folder, dict(sorted(versions.items())), tuple(outside), tuple(warnings), stamp=stamp)
+    stamp, outside = _looked_through(folder, roots)
+    sorted_versions = dict(sorted(versions.items()))
+    return Found(
+        folder.name, folder, sorted_versions, tuple(outside), tuple(warnings), stamp=stamp, roots=tuple(roots)
+    )
 
 
 def _bare(file: Path, root: Path) -> Found:
@@ -106,7 +117,7 @@ def _bare(file: Path, root: Path) -> Found:
     return Found(file.stem, root, {1: root}, bare=file.name, stamp=seen.hexdigest())
 
 
-def _looked_through(folder: Path, root: Path) -> tuple[str, list[str]]:
+def _looked_through(folder: Path, roots: Sequence[Path]) -> tuple[str, list[str]]:
     """A digest of names, sizes and times of all files, and the problems: links that lead outside, too many files."""
     seen = hashlib.blake2b(digest_size=16)
     problems: list[str] = []
@@ -127,8 +138,8 @@ def _looked_through(folder: Path, root: Path) -> tuple[str, list[str]]:
             if entry.name in _SKIPPED:
                 continue
             path = Path(entry.path)
-            if entry.is_symlink() and not is_within(path, root):
-                problems.append(f"{path} is a link out of the repository")
+            if entry.is_symlink() and not is_within(path, *roots):
+                problems.append(_link_text(path))
             elif entry.is_dir():
                 waiting.append((path, depth + 1))
             elif entry.is_file():

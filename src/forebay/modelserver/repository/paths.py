@@ -59,7 +59,8 @@ def version_problem(name: str) -> str:
     return f"the number is larger than {VERSION_MAX}"
 
 
-def is_within(path: Path, root: Path) -> bool:
-    """Whether `path` lies in the resolved folder `root` after following links. Raises `OSError` for a loop."""
+def is_within(path: Path, *roots: Path) -> bool:
+    """Whether `path`, after following links, lies in one of the resolved folders. Raises `OSError` for a loop."""
     # `Path.resolve` raises another error for loops.
-    return Path(os.path.realpath(path, strict=True)).is_relative_to(root)
+    target = Path(os.path.realpath(path, strict=True))
+    return any(target.is_relative_to(root) for root in roots)

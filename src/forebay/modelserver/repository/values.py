@@ -62,6 +62,8 @@ class Found:
     """Name of a bare model file, which has no configuration or folder of its own."""
     stamp: str = ""
     """Changes whenever a file of the model does."""
+    roots: tuple[Path, ...] = ()
+    """Folders that links may lead to."""
 
 
 @dataclass(frozen=True, slots=True)

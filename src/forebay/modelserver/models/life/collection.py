@@ -86,7 +86,7 @@ class Collection:
         """The repository index: each model and version in the repositories, with its state."""
         if monotonic() - self._found_at >= INDEX_FRESH_S:
             with suppress(OSError):  # fall back to the last scan
-                self._look(scan(*self._context.options.repositories))
+                self._look(self._scanned())
         entries = []
         for name in sorted({*self._found, *self._models}):
             model = self._models.get(name)
@@ -216,7 +216,11 @@ class Collection:
             raise Refused(Kind.UNAVAILABLE, text)
 
     async def _scan(self) -> None:
-        self._look(await asyncio.to_thread(scan, *self._context.options.repositories))
+        self._look(await asyncio.to_thread(self._scanned))
+
+    def _scanned(self) -> list[Found]:
+        options = self._context.options
+        return scan(*options.repositories, linked=options.linked)
 
     def _look(self, found: Iterable[Found]) -> None:
         self._found = {each.name: each for each in found}
