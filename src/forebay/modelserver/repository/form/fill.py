@@ -1,7 +1,4 @@
-"""Fills a protobuf message from parsed fields, and reports why each invalid field does not fit.
-
-Protobuf's own readers stop at the first error and recurse as deep as the text is nested.
-"""
+"""Fills a protobuf message from parsed fields, and reports why each invalid field does not fit."""
 
 import difflib
 import math
