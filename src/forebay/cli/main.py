@@ -13,9 +13,19 @@ from forebay import __version__
 from forebay.cli import settings
 from forebay.cli.conformance.command import conformance
 from forebay.cli.deploy import command as deploying
-from forebay.cli.deploy.command import TokenOption
 from forebay.cli.keys.command import keys
 from forebay.cli.nodes import command as of_nodes
+from forebay.cli.options import (
+    AdminOptions,
+    ApiKeyOption,
+    CaOption,
+    FileOption,
+    JsonOption,
+    ServerUrlOption,
+    SetOption,
+    WatchOption,
+    with_fields,
+)
 from forebay.cli.records import command as records
 from forebay.cli.registry.command import history, registry
 from forebay.cli.repository.command import serve
@@ -48,22 +58,6 @@ app.add_typer(repository, name="repository")
 app.add_typer(deploying.rollout, name="rollout")
 app.add_typer(scale, name="scale")
 
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml, else the demo"),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Set one value of the cluster file, such as gateway.port=9000."),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option("--url", help="Base URL of an OpenAI-compatible server.", show_default="FOREBAY_URL, else the demo"),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="FOREBAY_API_KEY", help="Bearer token to send.", show_envvar=True),
-]
 HeaderOption = Annotated[
     list[str] | None, typer.Option(help="NAME:VALUE, sent with every request; repeatable.", show_default=False)
 ]
@@ -73,11 +67,6 @@ RateOption = Annotated[
         help="Open loop: requests per second with Poisson arrivals; latency counts from the scheduled send time."
     ),
 ]
-CaOption = Annotated[
-    Path | None,
-    typer.Option("--ca", envvar="FOREBAY_CA", help="PEM file of the CA to trust for https.", show_envvar=True),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(wanted: bool) -> None:
@@ -124,34 +113,29 @@ def up(
 
 
 @app.command()
-def reload(
-    file: deploying.FileOption = None,
-    url: deploying.UrlOption = None,
-    token_file: TokenOption = None,
-) -> None:
+@with_fields(api=AdminOptions)
+def reload(*, api: AdminOptions) -> None:
     """Apply changes of the cluster file to the running cluster without dropping requests."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.view import reload as view
 
-    raise typer.Exit(view.reload(Admin(url, token_file, file), settings.screen()))
+    raise typer.Exit(view.reload(api.admin(), settings.screen()))
 
 
 app.command()(serve)
 
 
 @app.command()
+@with_fields(api=AdminOptions)
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
+    watch: WatchOption = False,
     as_json: JsonOption = False,
-    file: deploying.FileOption = None,
-    url: deploying.UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: AdminOptions,
 ) -> None:
     """Show every replica of the running cluster."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.view import status as view
 
-    raise typer.Exit(view.status(Admin(url, token_file, file), watch, as_json, settings.screen()))
+    raise typer.Exit(view.status(api.admin(), watch, as_json, settings.screen()))
 
 
 app.command()(deploying.deploy)
@@ -179,8 +163,8 @@ def chat(
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="Sampling temperature; 0: greedy.", show_default="the server's")
     ] = None,
-    url: UrlOption = None,
-    api_key: KeyOption = None,
+    url: ServerUrlOption = None,
+    api_key: ApiKeyOption = None,
     ca: CaOption = None,
 ) -> None:
     """Chat with a model. Ctrl-C stops an answer, Ctrl-D quits."""
@@ -198,7 +182,7 @@ def chat(
 @app.command()
 def bench(
     *,
-    url: UrlOption = None,
+    url: ServerUrlOption = None,
     model: Annotated[str | None, typer.Option(help="Model.", show_default="the only one, or by task")] = None,
     task: Annotated[str, typer.Option(help="chat, completions or embed.")] = "chat",
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Closed loop: concurrent requests.")] = 8,
@@ -227,7 +211,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed: the same requests at the same times.")] = 0,
     as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="Plot latencies and rates (.png, .svg, .pdf).")] = None,
-    api_key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     ca: CaOption = None,
 ) -> None:
     """Load-test an OpenAI-compatible server and report latency, throughput and errors."""

@@ -10,7 +10,7 @@ import trustme
 import typer
 from typer.testing import CliRunner
 
-from forebay.cli.repository.fields import with_fields
+from forebay.cli.options import with_fields
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.plan import rpc_options
 from forebay.cli.settings import UserError

@@ -7,33 +7,32 @@ from typing import Any
 import pytest
 
 from forebay.cli.repository.grpc import GrpcOptions
-from forebay.cli.repository.plan import ServerOptions, amount, cpus, plan_of, size, tracing
+from forebay.cli.repository.options import ServerOptions
+from forebay.cli.repository.plan import amount, cpus, plan_of, size, tracing
 from forebay.cli.repository.screen import example_request
 from forebay.cli.repository.triton import TritonOptions
 from forebay.cli.settings import UserError
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.limiter import Amount
 from forebay.modelserver.models.options import Control
+from forebay.modelserver.serve import Plan
+
+GRPC, TRITON = GrpcOptions(), TritonOptions()
 
 
 @pytest.fixture
 def wish(tmp_path: Path) -> ServerOptions:
     """The defaults of the command."""
-    return ServerOptions(
-        repository=[tmp_path], model_control_mode="none", load_model=None, repository_poll_secs=15,
-        disable_auto_complete_config=False, strict_model_config="false", model_config_name="", backend_config=None,
-        allow_pickle=None, allow_links_to=None, host="127.0.0.1", http_port=8000, grpc_port=8001, metrics_port=8002,
-        allow_http="true", allow_grpc="true", allow_metrics="true", http_max_input_size=2**26,
-        http_max_json_output_size="1M", http_max_bodies_size="2GiB",
-        max_string_elements=9, http_header_forward_pattern=None, exit_on_error="true", strict_readiness="true",
-        exit_timeout_secs=30, model_load_thread_count=4, memory_budget=None, hang_timeout_secs=60,
-        process_memory_limit=None, pin=None, cache_config=None, rate_limit="off", rate_limit_resource=None,
-        host_policy=None, trace_config=None, metrics_config=None, grpc=GrpcOptions(), triton=TritonOptions(),
-    )  # fmt: skip
+    return ServerOptions(repository=[tmp_path])
+
+
+def made(given: ServerOptions, grpc: GrpcOptions = GRPC, triton: TritonOptions = TRITON) -> Plan:
+    """The plan of these options."""
+    return plan_of(given, grpc, triton)
 
 
 def test_options_become_a_plan(wish: ServerOptions) -> None:
-    plan = plan_of(
+    plan = made(
         replace(
             wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
             hang_timeout_secs=5, process_memory_limit="2G", http_max_bodies_size="1G",
@@ -42,8 +41,10 @@ def test_options_become_a_plan(wish: ServerOptions) -> None:
             host_policy=["n,cpu-cores=0-1", "n,numa-node=1", "g,gpus=MIG-1,MIG-2"],
             backend_config=["x,y=z", ",default-max-batch-size=9"],
             exit_on_error="false",
-            metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"], grpc=GrpcOptions("high"),
-        )
+            metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"],
+            max_string_elements=9, http_max_json_output_size="1M",
+        ),
+        GrpcOptions("high"),
     )  # fmt: skip
     options = plan.models
     assert (options.control, options.startup) == (Control.EXPLICIT, ("a",))
@@ -85,7 +86,7 @@ def test_options_become_a_plan(wish: ServerOptions) -> None:
 )
 def test_what_cannot_be_read_is_named_with_its_option(wish: ServerOptions, change: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as error:
-        plan_of(replace(wish, **change))
+        made(replace(wish, **change))
     assert text in str(error.value)
 
 
@@ -93,7 +94,7 @@ def test_the_folder_of_a_model_is_no_repository(wish: ServerOptions, tmp_path: P
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.pbtxt").touch()
     with pytest.raises(UserError) as error:
-        plan_of(replace(wish, repository=[tmp_path, tmp_path / "mine"]))
+        made(replace(wish, repository=[tmp_path, tmp_path / "mine"]))
     assert str(error.value).splitlines()[1:] == [
         f"  forebay serve --repository {tmp_path}",
         f"  forebay serve {tmp_path}/mine",

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from forebay.cli.repository import run
-from forebay.cli.repository.plan import ServerOptions, plan_of
+from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.options import ServerOptions
+from forebay.cli.repository.plan import plan_of
 from forebay.cli.repository.triton import TritonOptions, idle_options
 from forebay.cli.settings import UserError
 
@@ -29,11 +31,11 @@ IDLE = {
 
 def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions) -> None:
     triton = TritonOptions(server_id="mine", response_cache_byte_size=1000, trace_file="/x")
-    plan = plan_of(replace(wish, triton=triton))
+    plan = plan_of(wish, GrpcOptions(), triton)
     assert (plan.front.name, plan.rpc.name, plan.models.cache_bytes) == ("mine", "mine", 1000)
     assert plan.tracing.file == "/x"
     with pytest.raises(UserError, match="give only one"):
-        plan_of(replace(wish, triton=triton, cache_config="local,size=1M"))
+        plan_of(replace(wish, cache_config="local,size=1M"), GrpcOptions(), triton)
     assert idle_options(triton) == []
 
 

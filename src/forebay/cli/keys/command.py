@@ -1,12 +1,11 @@
 """The commands on API keys of tenants and of the admin API. Their implementation is imported when they run."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.deploy.command import TokenOption
+from forebay.cli.options import JsonOption, StoreOptions, with_fields
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -20,16 +19,6 @@ DURATION_S_MAX = 100 * 365 * 86_400
 """Upper limit, so that expiry dates can be displayed."""
 DURATION = re.compile(r"([1-9]\d{0,8})([smhd])")
 
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml"),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", help="Admin API to use instead of the files.", show_default="FOREBAY_ADMIN_URL, else none: the files"
-    ),
-]
 IdArgument = Annotated[str, typer.Argument(metavar="KEYID", help="Key id: the part after `fb-`.")]
 
 
@@ -45,6 +34,7 @@ def duration_s(text: str, option: str) -> int:
 
 
 @keys.command()
+@with_fields(api=StoreOptions)
 def create(
     *,
     tenant: Annotated[
@@ -69,9 +59,7 @@ def create(
         str | None,
         typer.Option(metavar="TIME", help="Lifetime, such as 90d or 12h.", show_default="for ever"),
     ] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Create an API key. It is shown only once: just its digest is stored."""
     from forebay.cli.registry.command import account
@@ -83,61 +71,59 @@ def create(
     expires_s = duration_s(expires, "--expires") if expires else None
     if admin is not None:
         _check_holder(admin, name or account())
-    opened = _opened(file, url, token_file)
+    opened = _opened(api)
     _show(opened.create(tenant or name or account(), admin or "", expires_s))
     if admin is not None and not opened.required:
         typer.echo("The admin API requires keys once the cluster file has `admin: {auth: keys}`.", err=True)
 
 
 @keys.command("list")
+@with_fields(api=StoreOptions)
 def list_(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    as_json: JsonOption = False,
+    *,
+    api: StoreOptions,
 ) -> None:
     """List keys with their holder, creation and expiry. The keys themselves are never shown."""
     from forebay.cli.keys import view
 
-    view.listed(_opened(file, url, token_file).all(), as_json)
+    view.listed(_opened(api).all(), as_json)
 
 
 @keys.command()
-def revoke(
-    key_id: IdArgument, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
-) -> None:
+@with_fields(api=StoreOptions)
+def revoke(key_id: IdArgument, *, api: StoreOptions) -> None:
     """Revoke a key for good. Gateways refuse it within a second, the admin API at once."""
-    _opened(file, url, token_file).revoke(key_id)
+    _opened(api).revoke(key_id)
     typer.echo(f"Key {key_id} is revoked.")
 
 
 @keys.command()
+@with_fields(api=StoreOptions)
 def rotate(
     key_id: IdArgument,
     overlap: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Keep the old key valid for this long.", show_default="revoked at once"),
     ] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
 ) -> None:
     """Create a new key with the holder and lifetime of an old one, and revoke the old one."""
     from forebay.cli.keys.view import time
 
     overlap_s = duration_s(overlap, "--overlap") if overlap else 0
-    made = _opened(file, url, token_file).rotate(key_id, overlap_s)
+    made = _opened(api).rotate(key_id, overlap_s)
     _show(made)
     until = f"stays valid until {time(made.made.created_at + overlap_s)} at most" if overlap else "is revoked"
     typer.echo(f"Key {key_id} {until}.", err=True)
 
 
-def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Keys":
+def _opened(api: StoreOptions) -> "Keys":
     """The keys of the cluster file; with a URL or a key file, those behind an admin API."""
     from forebay.cli.keys import work
-    from forebay.cli.registry.command import through_api
 
-    return work.remote_keys(file, url, token_file) if through_api(file, url, token_file) else work.local_keys(file)
+    return work.remote_keys(api.admin()) if api.through_api else work.local_keys(api.file)
 
 
 def _check_holder(role: str, holder: str) -> None:

@@ -93,9 +93,9 @@ def local_keys(file: Path | None) -> Keys:
     return _LocalKeys(ring, cluster.admin.auth == "keys")
 
 
-def remote_keys(file: Path | None, url: str | None, token_file: Path | None) -> Keys:
-    """The keys of a running cluster. Raises `UserError`."""
-    return _RemoteKeys(Admin(url, token_file, file))
+def remote_keys(admin: Admin) -> Keys:
+    """The keys of a running cluster."""
+    return _RemoteKeys(admin)
 
 
 def _tried(work: Callable[[], T]) -> T:

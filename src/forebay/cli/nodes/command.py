@@ -4,21 +4,20 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.deploy.command import FileOption, JsonOption, TokenOption, UrlOption, WhyOption
+from forebay.cli.options import AdminOptions, JsonOption, WhyOption, with_fields
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node of the running cluster.")]
 
 
-def nodes(
-    as_json: JsonOption = False, file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None
-) -> None:
+@with_fields(api=AdminOptions)
+def nodes(as_json: JsonOption = False, *, api: AdminOptions) -> None:
     """Show nodes and GPUs: their health, what runs on them, and why nothing may."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
-    raise typer.Exit(work.nodes(Admin(url, token_file, file), as_json=as_json))
+    raise typer.Exit(work.nodes(api.admin(), as_json=as_json))
 
 
+@with_fields(api=AdminOptions)
 def drain(
     node: NodeArgument,
     *,
@@ -34,20 +33,16 @@ def drain(
         ),
     ] = None,
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: AdminOptions,
 ) -> None:
     """Take a node out of service: its replicas move, one per model at a time, without failing requests."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
     body: dict[str, object] = {"why": why, "force": force}
-    raise typer.Exit(
-        work.drain(Admin(url, token_file, file), node, body, wait=wait, timeout_s=timeout, as_json=as_json)
-    )
+    raise typer.Exit(work.drain(api.admin(), node, body, wait=wait, timeout_s=timeout, as_json=as_json))
 
 
+@with_fields(api=AdminOptions)
 def undrain(
     node: NodeArgument,
     *,
@@ -57,13 +52,10 @@ def undrain(
     ] = None,
     why: WhyOption = "",
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: AdminOptions,
 ) -> None:
     """Put a node, or one of its GPUs, back into service."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.nodes import work
 
     body = {"why": why} if device is None else {"why": why, "device": device}
-    raise typer.Exit(work.undrain(Admin(url, token_file, file), node, body, as_json=as_json))
+    raise typer.Exit(work.undrain(api.admin(), node, body, as_json=as_json))

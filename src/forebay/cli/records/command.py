@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli import settings
-from forebay.cli.deploy.command import TokenOption
+from forebay.cli.options import JsonOption, StoreOptions, with_fields
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 audit = typer.Typer(help="The audit log.", no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FolderOption = Annotated[
     Path | None,
     typer.Option(
@@ -25,34 +24,24 @@ FolderOption = Annotated[
         show_default="of the cluster file's cluster, else of the only one, or the one that runs",
     ),
 ]
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Cluster file of the cluster to talk to.", show_default="./forebay.yaml"),
-]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", help="Admin API to use instead of the files.", show_default="FOREBAY_ADMIN_URL, else none: the files"
-    ),
-]
 
 
+@with_fields(api=StoreOptions)
 def explain(
     request_id: Annotated[str, typer.Argument(help="`x-request-id` of the response.")],
     *,
     folder: FolderOption = None,
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Show how a request was routed: every candidate with its score, the attempts, the outcome."""
     from forebay.cli.records.explain import explain
 
-    with _opened(folder, file, url, token_file) as records:
+    with _opened(folder, api) as records:
         raise typer.Exit(explain(records, request_id, as_json, settings.screen()))
 
 
+@with_fields(api=StoreOptions)
 def usage(
     *,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
@@ -65,20 +54,19 @@ def usage(
     ] = None,
     folder: FolderOption = None,
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Show requests and tokens by tenant and model."""
     from forebay.cli.records.usage import first_day, usage
     from forebay.wire.admin_request import UsageRequest
 
     wanted = UsageRequest(tenant, model, first_day(since))
-    with _opened(folder, file, url, token_file) as records:
+    with _opened(folder, api) as records:
         raise typer.Exit(usage(records, wanted, as_json, settings.screen()))
 
 
 @audit.command()
+@with_fields(api=StoreOptions)
 def verify(
     *,
     folder: FolderOption = None,
@@ -89,9 +77,7 @@ def verify(
         ),
     ] = False,
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Verify the audit log: finds changed and removed lines, files and logs, and exits with 1 if there are any.
 
@@ -100,49 +86,44 @@ def verify(
     """
     from forebay.cli.records.audit import verify
 
-    with _opened(folder, file, url, token_file) as records:
+    with _opened(folder, api) as records:
         raise typer.Exit(verify(records, archived, as_json, settings.screen()))
 
 
 @audit.command()
+@with_fields(api=StoreOptions)
 def tail(
     *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 20,
     folder: FolderOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the raw lines.")] = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Show the last lines of the audit log."""
     from forebay.cli.records.audit import tail
 
-    with _opened(folder, file, url, token_file) as records:
+    with _opened(folder, api) as records:
         raise typer.Exit(tail(records, lines, as_json, settings.screen()))
 
 
 @contextmanager
-def _opened(
-    folder: Path | None, file: Path | None, url: str | None, token_file: Path | None
-) -> "Iterator[RecordFiles | RemoteRecords]":
+def _opened(folder: Path | None, api: StoreOptions) -> "Iterator[RecordFiles | RemoteRecords]":
     """The records of a folder, behind an admin API, or of the cluster file. Raises `UserError`."""
     from forebay.cli.records.reading import RecordFiles, records_folder
-    from forebay.cli.registry.command import through_api
 
-    if folder is not None and (file or url or token_file):
+    if folder is not None and (api.file or api.url or api.token_file):
         raise UserError(
             "--folder names files of this machine: it cannot be combined with -f, --url or --token-file.", WRONG_USAGE
         )
     if folder is not None and not folder.is_dir():
         raise UserError(f"{folder}: no such folder.")
-    if folder is None and through_api(file, url, token_file):
-        from forebay.cli.deploy.client import Admin
+    if folder is None and api.through_api:
         from forebay.cli.records.remote import RemoteRecords
 
-        yield RemoteRecords(Admin(url, token_file, file))
+        yield RemoteRecords(api.admin())
         return
     try:
-        yield RecordFiles(folder or records_folder(file))
+        yield RecordFiles(folder or records_folder(api.file))
     except OSError as error:
         raise UserError(
             f"{error.filename}: {error.strerror}. Files come and go while gateways run: try again."

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.cli import settings
-from forebay.cli.deploy.command import TokenOption
+from forebay.cli.options import (
+    ENGINES_HELP,
+    FROM_SOURCE,
+    TASKS_HELP,
+    JsonOption,
+    ReasonOption,
+    StoreOptions,
+    with_fields,
+)
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -20,21 +28,11 @@ if TYPE_CHECKING:
 
 registry = typer.Typer(help="Registered models: revisions, approvals and aliases.", no_args_is_help=True)
 
-FileOption = Annotated[
-    Path | None, typer.Option("--file", "-f", help="Cluster file.", show_default="./forebay.yaml, else the demo")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NameArgument = Annotated[str, typer.Argument(metavar="MODEL@REVISION", help="A revision, by id or alias.")]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", help="Admin API to use instead of the store.", show_default="FOREBAY_ADMIN_URL, else none: the store"
-    ),
-]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the history.")]
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def add(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     source: Annotated[
@@ -44,8 +42,8 @@ def add(
         ),
     ],
     *,
-    task: Annotated[str | None, typer.Option(help="chat, embed or tensor.", show_default="from the source")] = None,
-    engine: Annotated[str | None, typer.Option(help="Engine.", show_default="from the source")] = None,
+    task: Annotated[str | None, typer.Option(help=TASKS_HELP, show_default=FROM_SOURCE)] = None,
+    engine: Annotated[str | None, typer.Option(help=ENGINES_HELP, show_default=FROM_SOURCE)] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="A setting, such as engine.threads=2.")
     ] = None,
@@ -53,9 +51,7 @@ def add(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Metadata, such as licence=apache-2.0."),
     ] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Register a model: its files are copied and never change. Registering it again gives the same revision."""
@@ -63,83 +59,84 @@ def add(
 
     metadata = dict(_pair(each) for each in meta or [])
     registration = work.Registration(model, source, task, engine, tuple(set_ or []), metadata)
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         work.add(opened, registration, _actor(), settings.home(), as_json)
 
 
 @registry.command("list")
+@with_fields(api=StoreOptions)
 def list_(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     """List revisions."""
     from forebay.cli.registry import work
 
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         work.show_all(opened.revisions(model), as_json)
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def show(
     name: NameArgument,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show everything that is known about a revision."""
     from forebay.cli.registry import work
 
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         work.show(opened.show(*_split(name)), as_json)
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def approve(
     name: NameArgument,
     reason: ReasonOption = "",
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
 ) -> None:
     """Approve a revision. It may be served once `registry.approvals_min` people have approved it."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.APPROVE, reason, (file, url, token_file))
+    _step(name, Step.APPROVE, reason, api)
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def reject(
     name: NameArgument,
     reason: ReasonOption = "",
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
 ) -> None:
     """Reject a revision, even an approved one: from the next start on it is not served."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.REJECT, reason, (file, url, token_file))
+    _step(name, Step.REJECT, reason, api)
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def resubmit(
     name: NameArgument,
     reason: ReasonOption = "",
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
 ) -> None:
     """Submit a rejected revision for approval again."""
     from forebay.core.registry.approval import Step
 
-    _step(name, Step.RESUBMIT, reason, (file, url, token_file))
+    _step(name, Step.RESUBMIT, reason, api)
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def sign(
     name: NameArgument,
     *,
@@ -156,9 +153,7 @@ def sign(
         Path | None,
         typer.Option(help="With --key: sign only if the artifact matches these local files.", show_default=False),
     ] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
 ) -> None:
     """Sign a revision's artifact as its publisher; `registry.publishers` lists the trusted publishers.
 
@@ -170,7 +165,7 @@ def sign(
         raise UserError("Expected either --key FILE or --bundle FILE.", WRONG_USAGE)
     if files is not None and key is None:
         raise UserError("--files needs --key: a bundle lists its own files.", WRONG_USAGE)
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         if bundle is not None:
             listed = signing.attach(opened, _split(name), bundle, _actor())
         else:
@@ -180,44 +175,46 @@ def sign(
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def alias(
     name: NameArgument,
     alias: Annotated[str, typer.Argument(help="Alias, such as `champion`.")],
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
 ) -> None:
     """Point an alias at a revision, replacing any earlier target."""
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         model, revision = _split(name)
         listed = opened.set_alias(model, alias, revision, _actor())
         typer.echo(f"{model}@{alias} is {listed.revision.id}.")
 
 
 @registry.command()
+@with_fields(api=StoreOptions)
 def verify(
     model: Annotated[str | None, typer.Argument(help="Only this model.")] = None,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    *,
+    api: StoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Verify every byte of files, records and history; exits with 1 if anything was changed."""
     from forebay.cli.registry import work
 
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         raise typer.Exit(work.verify(opened, model, as_json))
 
 
 @registry.command()
-def gc(file: FileOption = None, url: UrlOption = None, token_file: TokenOption = None) -> None:
+@with_fields(api=StoreOptions)
+def gc(*, api: StoreOptions) -> None:
     """Remove files that no revision refers to any more."""
     from forebay.cli.registry import work
 
-    with _opened(file, url, token_file) as opened:
+    with _opened(api) as opened:
         typer.echo(f"{work.size(opened.sweep())} freed.")
 
 
+@with_fields(api=StoreOptions)
 def history(
     subject: Annotated[
         str | None,
@@ -227,24 +224,22 @@ def history(
     ] = None,
     *,
     last: Annotated[int, typer.Option(min=1, max=100_000, help="Number of most recent events to show.")] = 50,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: StoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show who changed what, when and why, in this cluster and in the registry (shared by clusters of one store)."""
     from forebay.cli.registry import work
 
-    if through_api(file, url, token_file):
-        found = _remote(file, url, token_file).history(subject, min(last, 1000))
+    if api.through_api:
+        found = _remote(api).history(subject, min(last, 1000))
     else:
         with _named_errors():
-            found = work.newest(_cluster(file), settings.home(), subject, last)
+            found = work.newest(_cluster(api.file), settings.home(), subject, last)
     work.show_history(found, as_json)
 
 
-def _step(name: str, step: "Step", reason: str, where: tuple[Path | None, str | None, Path | None]) -> None:
-    with _opened(*where) as opened:
+def _step(name: str, step: "Step", reason: str, api: StoreOptions) -> None:
+    with _opened(api) as opened:
         listed = opened.step(*_split(name), step, _actor(), reason)
         typer.echo(f"{listed.revision.name} is {listed.standing.state}: {listed.standing.why}.")
 
@@ -285,31 +280,22 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def through_api(file: Path | None, url: str | None, token_file: Path | None) -> bool:
-    """Whether to use the admin API, given by a URL or a key, instead of the store. The environment counts only if no
-    cluster file is given: the first key is created beside the cluster, wherever the environment points to."""
-    if url or token_file:
-        return True
-    return file is None and bool(os.environ.get("FOREBAY_ADMIN_URL") or os.environ.get("FOREBAY_ADMIN_TOKEN"))
-
-
-def _remote(file: Path | None, url: str | None, token_file: Path | None) -> "RemoteRegistry":
-    from forebay.cli.deploy.client import Admin
+def _remote(api: StoreOptions) -> "RemoteRegistry":
     from forebay.cli.registry.remote import RemoteRegistry
 
-    return RemoteRegistry(Admin(url, token_file, file))
+    return RemoteRegistry(api.admin())
 
 
 @contextmanager
-def _opened(file: Path | None, url: str | None, token_file: Path | None) -> "Iterator[Registry | RemoteRegistry]":
+def _opened(api: StoreOptions) -> "Iterator[Registry | RemoteRegistry]":
     """The registry of the cluster file; with a URL or a key, that behind an admin API."""
     with _named_errors():
-        if through_api(file, url, token_file):
-            yield _remote(file, url, token_file)
+        if api.through_api:
+            yield _remote(api)
             return
         from forebay.cli.registry.opening import registry_of
 
-        with registry_of(_cluster(file), settings.home()) as opening:
+        with registry_of(_cluster(api.file), settings.home()) as opening:
             yield opening()
 
 

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-import typer
+from forebay.cli.repository.options import Switch, in_panel
 
-Switch = Literal["true", "false"]
 _GRPC: Final = "Model repository: gRPC"
 NEVER_MS: Final = 2**31 - 1
 
 
 def _of(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=_GRPC, **more)
+    return in_panel(_GRPC, *names, help=help, **more)
 
 
 def _file(help: str) -> Any:

@@ -5,12 +5,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeVar
 
 from forebay import __version__
 from forebay.cli.repository.grpc import GrpcOptions
+from forebay.cli.repository.options import ServerOptions
 from forebay.cli.repository.triton import TritonOptions
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
@@ -36,53 +35,9 @@ CPUS_MAX: Final = 4096
 LIMITED: Final = "execution_count"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """The options as given, by name."""
-
-    repository: list[Path]
-    model_control_mode: str
-    load_model: list[str] | None
-    repository_poll_secs: int
-    disable_auto_complete_config: bool
-    strict_model_config: str
-    model_config_name: str
-    backend_config: list[str] | None
-    allow_pickle: list[str] | None
-    allow_links_to: list[Path] | None
-    host: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    allow_http: str
-    allow_grpc: str
-    allow_metrics: str
-    http_max_input_size: int
-    http_max_json_output_size: str
-    http_max_bodies_size: str
-    max_string_elements: int
-    http_header_forward_pattern: str | None
-    exit_on_error: str
-    strict_readiness: str
-    exit_timeout_secs: int
-    model_load_thread_count: int
-    memory_budget: str | None
-    hang_timeout_secs: int
-    process_memory_limit: str | None
-    pin: list[str] | None
-    cache_config: str | None
-    rate_limit: str
-    rate_limit_resource: list[str] | None
-    host_policy: list[str] | None
-    trace_config: list[str] | None
-    metrics_config: list[str] | None
-    grpc: GrpcOptions
-    triton: TritonOptions
-
-
-def plan_of(given: ServerOptions) -> Plan:
+def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> Plan:
     """The plan. Raises `UserError` for invalid options."""
-    for folder in given.repository:
+    for folder in given.repository or ():
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder. A repository is a folder with one folder for each model.")
         if not os.access(folder, os.R_OK | os.X_OK):
@@ -109,24 +64,24 @@ def plan_of(given: ServerOptions) -> Plan:
     )
     size_max = given.http_max_input_size
     return Plan(
-        _options(given),
+        _options(given, triton),
         doors,
         body_bytes_max=size_max,
         bodies_bytes_max=_read("--http-max-bodies-size", size, given.http_max_bodies_size),
         front=FrontOptions(
-            name=given.triton.server_id,
+            name=triton.server_id,
             version=__version__,
             json_bytes_max=size_max,
             json_output_bytes_max=_read("--http-max-json-output-size", size, given.http_max_json_output_size),
             strings_max=given.max_string_elements,
             forwarded_headers=forwarded,
         ),
-        rpc=rpc_options(given.grpc, given.triton.server_id),
+        rpc=rpc_options(grpc, triton.server_id),
         exit_on_error=_on(given.exit_on_error),
         drain_s=float(given.exit_timeout_secs),
-        tracing=tracing([*_trace_file(given.triton.trace_file), *(given.trace_config or ())]),
+        tracing=tracing([*_trace_file(triton.trace_file), *(given.trace_config or ())]),
         latencies=_shown(given.metrics_config or ()),
-        gpus_every_s=given.triton.metrics_interval_ms / 1000 if _on(given.triton.allow_gpu_metrics) else 0.0,
+        gpus_every_s=triton.metrics_interval_ms / 1000 if _on(triton.allow_gpu_metrics) else 0.0,
     )
 
 
@@ -170,7 +125,7 @@ def _tls(given: GrpcOptions) -> RpcTls:
     return RpcTls(server, clients)
 
 
-def _options(given: ServerOptions) -> Options:
+def _options(given: ServerOptions, triton: TritonOptions) -> Options:
     hosts = _host_policies(given.host_policy or ())
     gpus = visible(os.environ)
     rules = Rules(
@@ -179,24 +134,25 @@ def _options(given: ServerOptions) -> Options:
         max_batch_default=_default_batch(given.backend_config or ()),
         auto_complete=not (given.disable_auto_complete_config or _on(given.strict_model_config)),
         allow_pickle=frozenset(given.allow_pickle or ()),
+        linked=tuple(folder.absolute() for folder in given.allow_links_to or ()),
         config_name=given.model_config_name,
     )
-    if given.load_model and given.model_control_mode != Control.EXPLICIT:
+    control = Control(given.model_control_mode)
+    if given.load_model and control is not Control.EXPLICIT:
         raise UserError(
-            f"--load-model needs --model-control-mode explicit: '{given.model_control_mode}' serves all models.",
+            f"--load-model needs --model-control-mode explicit: '{control}' serves all models.",
             WRONG_USAGE,
         )
     return Options(
-        repositories=tuple(folder.absolute() for folder in given.repository),
-        control=Control(given.model_control_mode),
-        linked=tuple(folder.absolute() for folder in given.allow_links_to or ()),
+        repositories=tuple(folder.absolute() for folder in given.repository or ()),
+        control=control,
         startup=tuple(given.load_model or ()),
         poll_s=float(given.repository_poll_secs),
         strict_readiness=_on(given.strict_readiness),
         rules=rules,
         drain_s=float(given.exit_timeout_secs),
         loads_max=given.model_load_thread_count,
-        cache_bytes=_cache_bytes(given),
+        cache_bytes=_cache_bytes(given.cache_config, triton.response_cache_byte_size),
         memory_bytes=_read("--memory-budget", size, given.memory_budget) if given.memory_budget else 0,
         strings_max=given.max_string_elements,
         hang_s=float(given.hang_timeout_secs),
@@ -312,13 +268,12 @@ def _trace_file(path: str) -> list[str]:
     return [f"triton,file={path}"] if path else []
 
 
-def _cache_bytes(given: ServerOptions) -> int:
-    legacy = given.triton.response_cache_byte_size
-    if not given.cache_config:
+def _cache_bytes(config: str | None, legacy: int) -> int:
+    if not config:
         return legacy
     if legacy:
         raise UserError("--cache-config and --response-cache-byte-size are the same: give only one.", WRONG_USAGE)
-    return _cache(given.cache_config)
+    return _cache(config)
 
 
 def _cache(text: str) -> int:

@@ -6,16 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from forebay.cli.repository.options import HOW, TRACE, Switch, in_panel
 from forebay.cli.settings import WRONG_USAGE, UserError
-
-Switch = Literal["true", "false"]
-_TRACE: Final = "Model repository: logs and traces"
-_HOW: Final = "Model repository: how"
-
-
-def _of(panel: str, *names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
 
 _IDLE: Final = typer.Option(hidden=True)
 """Accepted without effect."""
@@ -29,24 +21,24 @@ OnOff = Annotated[Switch | None, _IDLE]
 class TritonOptions:
     """The options as given; each field has the name of its option. Those that default to None have no effect."""
 
-    server_id: Annotated[str, _of(_HOW, "--id", help="Server name in its metadata.")] = "forebay"
+    server_id: Annotated[str, in_panel(HOW, "--id", help="Server name in its metadata.")] = "forebay"
     response_cache_byte_size: Annotated[
-        int, _of(_HOW, min=0, help="Same as --cache-config local,size=BYTES.", show_default=False)
+        int, in_panel(HOW, min=0, help="Same as --cache-config local,size=BYTES.", show_default=False)
     ] = 0
-    log_verbose: Annotated[int, _of(_TRACE, min=0, help="1 or more: log every request.")] = 0
-    log_file: Annotated[str, _of(_TRACE, help="Log file.", show_default="standard error")] = ""
-    log_info: Annotated[Switch, _of(_TRACE, help="Log informational messages.")] = "true"
-    log_warning: Annotated[Switch, _of(_TRACE, help="Log warnings.")] = "true"
-    log_error: Annotated[Switch, _of(_TRACE, help="Log errors.")] = "true"
+    log_verbose: Annotated[int, in_panel(TRACE, min=0, help="1 or more: log every request.")] = 0
+    log_file: Annotated[str, in_panel(TRACE, help="Log file.", show_default="standard error")] = ""
+    log_info: Annotated[Switch, in_panel(TRACE, help="Log informational messages.")] = "true"
+    log_warning: Annotated[Switch, in_panel(TRACE, help="Log warnings.")] = "true"
+    log_error: Annotated[Switch, in_panel(TRACE, help="Log errors.")] = "true"
     log_format: Annotated[
         Literal["default", "ISO8601"],
-        _of(_TRACE, help="Format that the logging API reports; log lines are JSON either way."),
+        in_panel(TRACE, help="Format that the logging API reports; log lines are JSON either way."),
     ] = "default"
     trace_file: Annotated[
-        str, _of(_TRACE, metavar="FILE", help="Same as --trace-config triton,file=FILE.", show_default=False)
+        str, in_panel(TRACE, metavar="FILE", help="Same as --trace-config triton,file=FILE.", show_default=False)
     ] = ""
-    allow_gpu_metrics: Annotated[Switch, _of(_HOW, help="Export metrics of NVIDIA GPUs.")] = "true"
-    metrics_interval_ms: Annotated[int, _of(_HOW, min=100, help="Sampling interval of GPU metrics, ms.")] = 2000
+    allow_gpu_metrics: Annotated[Switch, in_panel(HOW, help="Export metrics of NVIDIA GPUs.")] = "true"
+    metrics_interval_ms: Annotated[int, in_panel(HOW, min=100, help="Sampling interval of GPU metrics, ms.")] = 2000
     model_namespacing: Annotated[Switch, typer.Option(hidden=True)] = "false"
     http_restricted_api: Annotated[list[str] | None, typer.Option(hidden=True)] = None
     grpc_restricted_protocol: Annotated[list[str] | None, typer.Option(hidden=True)] = None

@@ -6,26 +6,24 @@ from typing import Annotated
 import typer
 
 from forebay.cli import settings
-from forebay.cli.deploy.command import FileOption, JsonOption, ModelArgument, TokenOption, UrlOption
+from forebay.cli.options import AdminOptions, JsonOption, ModelArgument, with_fields
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 UNITS = {"h": 3600, "d": 86_400}
 
 
+@with_fields(api=AdminOptions)
 def sla(
     model: ModelArgument = None,
     *,
     period: Annotated[str, typer.Option(help="Period up to now, in hours or days, such as 12h or 30d.")] = "30d",
     as_json: JsonOption = False,
-    file: FileOption = None,
-    url: UrlOption = None,
-    token_file: TokenOption = None,
+    api: AdminOptions,
 ) -> None:
     """Show the availability that models can promise, what was delivered, and the error budget left."""
-    from forebay.cli.deploy.client import Admin
     from forebay.cli.sla.view import show
 
-    raise typer.Exit(show(Admin(url, token_file, file), model, seconds(period), as_json, settings.screen()))
+    raise typer.Exit(show(api.admin(), model, seconds(period), as_json, settings.screen()))
 
 
 def seconds(period: str) -> int:
