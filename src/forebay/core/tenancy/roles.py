@@ -64,13 +64,14 @@ LEAST: Final[Mapping[str, Role]] = {
     "rotateKey": Role.ADMIN,
 }
 """The role that an operation needs, by its id in the API's document."""
-GUARDED: Final = (
-    *("registry", "store", "tenants", "nodes"),
-    *("gateway.auth", "gateway.keys_file", "gateway.host", "gateway.tls", "gateway.records"),
-    *("gateway.metrics", "gateway.cors_origins", "gateway.trusted_proxies"),
+OPERATED: Final = (
+    *("models", "aliases", "routes", "limits", "worker_port_first", "control.replica_lease_s"),
+    *("gateway.processes", "gateway.retries_max", "gateway.replica_timeout_s", "gateway.drain_grace_s"),
+    "gateway.limits",
 )
-"""Settings that only an admin may change: who may do what, what has to be proved, what is recorded, and `nodes`:
-their launchers are commands, which would let an operator run anything, past approvals and signatures."""
+"""Settings that an operator may change: what is served, and how. All others need an admin, also those added later:
+who may do what, what has to be proved, what is recorded, and `nodes`, whose launchers are commands, which would let
+an operator run anything, past approvals and signatures."""
 REGISTERED: Final = "registry:"
 HOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 """Name of the holder of an admin key, as recorded in the history."""
@@ -125,7 +126,7 @@ def beyond(changed: Sequence[str], sources: Iterable[str], strict: bool, caller:
     `sources`: new sources of models. `strict`: approvals or signatures are required, and sources outside the registry
     would bypass them.
     """
-    guarded = [path for path in changed if any(path == one or path.startswith(f"{one}.") for one in GUARDED)]
+    guarded = [path for path in changed if not any(f"{path}.".startswith(f"{one}.") for one in OPERATED)]
     if guarded:
         return _lacking(f"a change of {', '.join(guarded)}", Role.ADMIN, caller)
     past = [source for source in sources if not source.startswith(REGISTERED)] if strict else []
