@@ -26,22 +26,32 @@ class Goal:
 
 
 GOALS: Final = (
-    Goal("CPU of a request of 1 KB beside smg", "request_1k", "cpu_us", 0.35, "smg"),
-    Goal("CPU of a request of 1 KB beside Envoy", "request_1k", "cpu_us", 0.9, "envoy"),
-    Goal("CPU of a request of 1 KB beside nginx", "request_1k", "cpu_us", 3.0, "nginx"),
-    Goal("CPU of a request of 1 KB beside LiteLLM", "request_1k", "cpu_us", 1 / 150, "litellm"),
-    Goal("CPU of a request of 32 KB beside smg", "request_32k", "cpu_us", 0.45, "smg"),
-    Goal("CPU of an event, 64 streams, beside smg", "event_64x1ms", "cpu_us", 0.7, "smg"),
-    Goal("CPU of an event, 64 streams, beside nginx", "event_64x1ms", "cpu_us", 1.5, "nginx"),
-    Goal("CPU of an event, 512 streams, beside smg", "event_512x5ms", "cpu_us", 0.7, "smg"),
-    Goal("CPU of an event, 512 streams, beside nginx", "event_512x5ms", "cpu_us", 1.5, "nginx"),
-    Goal("share of events that arrive glued to another, 512 streams", "event_512x5ms", "coalesced", 0.02),
-    Goal("the same at half as many events a second", "event_512x10ms", "coalesced", 0.02),
-    Goal("the same at a quarter: 50 a second and stream", "event_512x20ms", "coalesced", 0.02),
-    Goal("median time added to the first event beside nginx", "ttft", "added_p50_us", 1.3, "nginx"),
-    Goal("the same where streams begin at random instants", "ttft_random", "added_p50_us", 1.3, "nginx"),
-    Goal("the same while idle cores poll", "ttft_awake", "added_p50_us", 1.3, "nginx"),
-    Goal("memory of an open stream, KB", "memory", "stream_kb", 10.0),
+    Goal("CPU per 1 KB request vs smg", "request_1k", "cpu_us", 0.35, "smg"),
+    Goal("CPU per 1 KB request vs Envoy", "request_1k", "cpu_us", 0.9, "envoy"),
+    Goal("CPU per 1 KB request vs nginx", "request_1k", "cpu_us", 3.0, "nginx"),
+    Goal("CPU per 1 KB request vs LiteLLM", "request_1k", "cpu_us", 1 / 150, "litellm"),
+    Goal("CPU per 32 KB request vs smg", "request_32k", "cpu_us", 0.45, "smg"),
+    Goal("CPU per stream event, 64 streams, vs smg", "event_64x1ms", "cpu_us", 0.7, "smg"),
+    Goal("CPU per stream event, 64 streams, vs nginx", "event_64x1ms", "cpu_us", 1.5, "nginx"),
+    Goal("CPU per stream event, 512 streams, vs smg", "event_512x5ms", "cpu_us", 0.7, "smg"),
+    Goal("CPU per stream event, 512 streams, vs nginx", "event_512x5ms", "cpu_us", 1.5, "nginx"),
+    Goal("share of events coalesced with others, 512 streams", "event_512x5ms", "coalesced", 0.02),
+    Goal("share of events coalesced with others, half the event rate", "event_512x10ms", "coalesced", 0.02),
+    Goal("share of events coalesced with others, a quarter of the event rate", "event_512x20ms", "coalesced", 0.02),
+    Goal(
+        "latency added to the first event, synchronised streams, p50, vs nginx", "ttft", "added_p50_us", 1.3, "nginx"
+    ),
+    Goal(
+        "latency added to the first event, independent streams, p50, vs nginx",
+        "ttft_random",
+        "added_p50_us",
+        1.3,
+        "nginx",
+    ),
+    Goal(
+        "latency added to the first event, polling cores, p50, vs nginx", "ttft_awake", "added_p50_us", 1.3, "nginx"
+    ),
+    Goal("memory per open stream, KB", "memory", "stream_kb", 10.0),
     Goal("bytes kept for resuming a stream, per byte of its text", "journal", "per_text_byte", 1.2),
 )
 

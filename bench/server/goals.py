@@ -67,7 +67,10 @@ def _compared(model: str, duels: Sequence[tuple[str, Loads, str, Loads]]) -> Ite
         throughput = _ratio([(own.get("closed"), other.get("closed")) for own, other in fought], "per_s")
         if throughput is not None:
             yield Judged(model, "throughput, at least", ours, beside, least, throughput, throughput >= least)
-        for goal, load in (("p99, each at 70 %", "open"), ("p99, as many requests/s", load_beside(beside))):
+        for goal, load in (
+            ("p99, each at 70 % of its own throughput", "open"),
+            ("p99, at the same rate", load_beside(beside)),
+        ):
             late = _ratio([(own.get(load), other.get("open")) for own, other in fought], "p99_ms")
             if late is not None:
                 yield Judged(model, f"{goal}, at most", ours, beside, P99_MOST, late, late <= P99_MOST)
@@ -91,8 +94,8 @@ def _recommender(servers: Mapping[str, Loads]) -> Iterator[Judged]:
         return Judged(RECOMMENDER, goal, "forebay", "", bound, value, met)
 
     rate, late = (servers["forebay"]["open"][name] for name in ("per_s", "p99_ms"))
-    yield judge("requests/s at 70 %, at least", RECOMMENDER_PER_S_LEAST, rate, rate >= RECOMMENDER_PER_S_LEAST)
-    yield judge("p99 there, ms, at most", RECOMMENDER_P99_MS_MOST, late, late <= RECOMMENDER_P99_MS_MOST)
+    yield judge("requests/s at 70 % load, at least", RECOMMENDER_PER_S_LEAST, rate, rate >= RECOMMENDER_PER_S_LEAST)
+    yield judge("p99 at 70 % load, ms, at most", RECOMMENDER_P99_MS_MOST, late, late <= RECOMMENDER_P99_MS_MOST)
     most = max((run["per_s"] for run in open_loops if run["p99_ms"] <= RECOMMENDER_P99_MS_MOST), default=0.0)
     goal = f"requests/s with a p99 of {RECOMMENDER_P99_MS_MOST:.0f} ms or less, at least"
     yield judge(goal, RECOMMENDER_PER_S_LEAST, most, most >= RECOMMENDER_PER_S_LEAST)

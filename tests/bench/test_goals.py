@@ -40,9 +40,9 @@ def test_only_what_was_measured_is_met_or_missed_and_exactly_enough_is_enough() 
 
     assert len(rows) == len(GOALS)
     assert met == {
-        "CPU of a request of 1 KB beside smg": True,
-        "CPU of a request of 1 KB beside Envoy": False,
-        "memory of an open stream, KB": True,
+        "CPU per 1 KB request vs smg": True,
+        "CPU per 1 KB request vs Envoy": False,
+        "memory per open stream, KB": True,
     }
 
 
@@ -71,5 +71,5 @@ def test_what_a_bare_relay_would_reach_is_shown_except_beside_itself() -> None:
     shown = {row["goal"]: row["values"] for row in judged(figures)}
     others = {"forebay": None, "forebay_lean": None, "forebay_interpreted": None, "uvloop": None}
 
-    assert shown["CPU of an event, 64 streams, beside smg"] == {**others, "nginx": 0.74}
-    assert shown["CPU of an event, 64 streams, beside nginx"] == {**others, "nginx": None}
+    assert shown["CPU per stream event, 64 streams, vs smg"] == {**others, "nginx": 0.74}
+    assert shown["CPU per stream event, 64 streams, vs nginx"] == {**others, "nginx": None}

@@ -22,8 +22,8 @@ def test_a_goal_is_held_against_the_median_of_the_ratios_of_duels() -> None:
 
     assert verdicts({"embedding": duels}) == {
         ("throughput, at least", "forebay", "triton"): (1.2, True),
-        ("p99, each at 70 %, at most", "forebay", "triton"): (1.0, True),
-        ("p99, as many requests/s, at most", "forebay", "triton"): (0.5, True),
+        ("p99, each at 70 % of its own throughput, at most", "forebay", "triton"): (1.0, True),
+        ("p99, at the same rate, at most", "forebay", "triton"): (0.5, True),
     }
 
 
@@ -46,7 +46,7 @@ def test_the_recommender_is_judged_by_itself_at_any_load_that_was_measured() -> 
     figures = {"recommender": {"forebay": loads(9000.0, 12.0) | {"as_triton": {"per_s": 3000.0, "p99_ms": 2.0}}}}
 
     assert [(row["goal"], row["value"], row["met"]) for row in judged(figures, {})] == [
-        ("requests/s at 70 %, at least", 6300.0, True),
-        ("p99 there, ms, at most", 12.0, False),
+        ("requests/s at 70 % load, at least", 6300.0, True),
+        ("p99 at 70 % load, ms, at most", 12.0, False),
         ("requests/s with a p99 of 10 ms or less, at least", 3000.0, True),
     ]

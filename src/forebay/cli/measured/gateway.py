@@ -1,4 +1,4 @@
-"""The gateway beside other proxies: what `bench/gateway/run.py` and `behave.py` have written."""
+"""The gateway compared with other proxies: the results of `bench/gateway/run.py` and `behave.py`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,7 +18,7 @@ NOTES: Final = {
     "uvloop": "`uvloop` is the event loop that Forebay runs on, forwarding bytes without parsing them.",
     "litellm": "LiteLLM is measured under a lighter load, as it cannot sustain this one.",
 }
-"""What a reader should know of a column."""
+"""Notes on columns."""
 FIGURES: Final = (
     ("request_1k", "cpu_us", 1, "CPU per 1 KB request, µs"),
     ("request_32k", "cpu_us", 1, "CPU per 32 KB request, µs"),
@@ -56,32 +56,32 @@ FIGURES: Final = (
     ("memory", "stream_kb", 1, "memory per open stream, KB"),
     ("memory", "idle_mb", 1, "memory when idle, MB"),
 )
-"""Rows of the table of costs: scenario, figure, factor, what it says."""
+"""Rows of the table of costs: scenario, figure, factor, label."""
 IN_STEP: Final = (
     "Of 100 streams per second, synchronised ones begin exactly every 10 ms, which is also the interval of their "
     "events: a first event arrives in a burst with an event of every other stream. Independent ones begin at "
     "random times."
 )
-"""What tells the rows of first events apart."""
+"""Explains the rows of first events."""
 ROUNDS: Final = (
-    "The two figures of a ratio were measured within half a minute of each other; shown is the median of several "
-    "ratios, with their range in brackets."
+    "Both figures of a ratio were measured within half a minute of each other; the table shows the median of several "
+    "ratios, and their range in brackets."
 )
-"""What tells how the goals were taken."""
+"""Explains how the ratios of the goals were measured."""
 BARE: Final = ("nginx", "uvloop")
-"""Those that pass bytes on and do nothing else: what goals come to for them."""
+"""Proxies that forward bytes and do nothing else: a lower bound for the goals."""
 DELIVERED_MIN: Final = 0.99
-"""Where less arrives in time, events queue."""
+"""Share of events delivered in time below which events queue."""
 BEHAVIOUR: Final = {
-    "slow_reader_mb": "grows by, when a client stops reading a stream of 66 MB, MB",
-    "left_midstream_ms": "client gone in the middle of a stream: the replica knows after, ms",
-    "left_before_first_byte_ms": "client gone before the first byte: the replica knows after, ms",
+    "slow_reader_mb": "memory growth while a client does not read a stream of 66 MB, MB",
+    "left_midstream_ms": "time until the replica sees a disconnect in the middle of a stream, ms",
+    "left_before_first_byte_ms": "time until the replica sees a disconnect before the first byte, ms",
     "backend_connections": "connections to replicas for 1,000 requests over 64 connections",
 }
 
 
 class _Goal(msgspec.Struct):
-    """At most `most`: times what a peer needs, or in the figure's own unit."""
+    """An upper bound `most`: a ratio to a peer, or in the figure's own unit."""
 
     goal: str
     most: float
@@ -89,7 +89,7 @@ class _Goal(msgspec.Struct):
     met: bool | None
     values: dict[str, float | None]
     rounds: list[float] = []
-    """What it came to each time, with everything on."""
+    """The value of each round, with everything on."""
 
 
 class _Result(msgspec.Struct):
@@ -103,7 +103,7 @@ class _Result(msgspec.Struct):
 
 
 class _Behaviour(msgspec.Struct):
-    """What one proxy did, if it did anything that can be told in a number."""
+    """The behaviour of one proxy; None: not measurable."""
 
     value: float | None
     passed: bool
@@ -118,7 +118,7 @@ class _BehaviourResult(msgspec.Struct):
 
 
 def costs(document: bytes) -> list[Table]:
-    """What each proxy costs. Raises `msgspec.MsgspecError` if that is no such result."""
+    """The cost of each proxy. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = list(result.versions)
     rows = []
@@ -131,59 +131,59 @@ def costs(document: bytes) -> list[Table]:
     notes = [says for name, says in NOTES.items() if name in names]
     if any("ttft_random" in found for found in result.figures.values()):
         notes.append(IN_STEP)
-    title = f"**What the gateway costs, on one core** ({machine(result.machine, result.rounds)}):"
+    title = f"**Cost of the gateway and other proxies, on one core** ({machine(result.machine, result.rounds)}):"
     return [Table(title, ("", *_named(result.versions)), rows, " ".join(notes))]
 
 
 def goals(document: bytes) -> list[Table]:
-    """What it was to cost at most. Raises `msgspec.MsgspecError` if that is no such result."""
+    """The goals of the gateway. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
-    return _goals(result, "**Goals of the gateway**, held against it with everything on:")
+    return _goals(result, "**Goals of the gateway**, with everything on:")
 
 
 def elsewhere(document: bytes) -> list[Table]:
-    """The same on a machine whose kernel takes longer. Raises `msgspec.MsgspecError` if that is no such result."""
+    """The goals on a machine with a slower kernel. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     where = machine(result.machine, result.rounds)
     event = figure(result.figures["nginx"]["event_64x1ms"]["cpu_us"])
-    return _goals(result, f"**The same on another machine** ({where}; nginx takes {event} µs for an event there):")
+    return _goals(result, f"**The same on another machine** ({where}; nginx needs {event} µs per event there):")
 
 
 def _goals(result: _Result, title: str) -> list[Table]:
-    wanted = result.goals
-    if not wanted:
+    goals = result.goals
+    if not goals:
         return []
     show = {True: _share, False: figure}
     words = {True: "yes", False: "**missed**", None: "not measured"}
-    ours = list(wanted[0].values)
+    ours = list(goals[0].values)
     rows = []
-    for goal in wanted:
+    for goal in goals:
         values = (goal.values.get(name) for name in ours)
         cells = ["-" if value is None else show[goal.ratio](value) for value in values]
         if len(goal.rounds) > 1:
             cells[0] += f" ({show[goal.ratio](min(goal.rounds))} to {show[goal.ratio](max(goal.rounds))})"
         rows.append((goal.goal, f"≤ {show[goal.ratio](goal.most)}", *cells, words[goal.met]))
     columns = ("goal", "at most", *map(shown, ours), "met")
-    told = [ROUNDS] if any(len(goal.rounds) > 1 for goal in wanted) else []
-    note = " ".join([*told, *_beyond(wanted), *_saturated(result.figures)])
+    notes = [ROUNDS] if any(len(goal.rounds) > 1 for goal in goals) else []
+    note = " ".join([*notes, *_missed_by_relays(goals), *_saturated(result.figures)])
     return [Table(title, columns, rows, note)]
 
 
-def _beyond(wanted: Sequence[_Goal]) -> list[str]:
-    """Which of the missed goals are missed by bare relays too."""
-    told = []
-    for goal in wanted:
+def _missed_by_relays(goals: Sequence[_Goal]) -> list[str]:
+    """Lists the missed goals that bare relays miss, too."""
+    found = []
+    for goal in goals:
         values = {name: goal.values.get(name) for name in BARE}
         missed = [
             f"{name} {_in_its_unit(goal, value)}" for name, value in values.items() if value and value > goal.most
         ]
         if missed and goal.met is False:
-            told.append(f"{goal.goal} ({', '.join(missed)})")
-    if not told:
+            found.append(f"{goal.goal} ({', '.join(missed)})")
+    if not found:
         return []
     return [
-        f"{' and '.join(BARE)} pass bytes on, and do nothing else that a gateway is for. Missed by them too: "
-        f"{'; '.join(told)}."
+        f"{' and '.join(BARE)} forward bytes and do none of a gateway's other work. They also miss: "
+        f"{'; '.join(found)}."
     ]
 
 
@@ -192,7 +192,7 @@ def _in_its_unit(goal: _Goal, value: float) -> str:
 
 
 def _saturated(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Whether the load that nobody can deliver was one."""
+    """Says so if the highest load exceeds what one core can deliver."""
     shares = {name: found.get("event_512x5ms", {}).get("delivered", 0.0) for name, found in figures.items()}
     direct = shares.pop("direct", 1.0)
     best = max(shares, key=shares.__getitem__, default="")
@@ -200,15 +200,15 @@ def _saturated(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list
         return []
     low = direct < DELIVERED_MIN
     return [
-        "512 streams with an event every 5 ms offer 102,400 a second, more than one core can pass on here (the most: "
-        f"{shown(best)}, {100 * shares[best]:.1f} %): events queue in sockets, and a read finds several. What a "
-        "proxy glues together by itself shows where the core can carry what is offered."
-        + (f" Without a proxy only {100 * direct:.1f} % arrive, as one core offers and reads them." if low else "")
+        "512 streams with an event every 5 ms are 102,400 events a second, more than one core can forward here "
+        f"(best: {shown(best)}, {100 * shares[best]:.1f} %): events queue in sockets, and one read returns several. "
+        "How many events a proxy itself coalesces shows at the loads that the core can sustain."
+        + (f" Without a proxy {100 * direct:.1f} % arrive, as one core sends and reads them." if low else "")
     ]
 
 
 def behaviour(document: bytes) -> list[Table]:
-    """What clients can do to each. Raises `msgspec.MsgspecError` if that is no such result."""
+    """How each proxy copes with difficult clients. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_BehaviourResult)
     rows = []
     for key, says in BEHAVIOUR.items():
@@ -219,7 +219,7 @@ def behaviour(document: bytes) -> list[Table]:
             cells.append(value if seen is None or seen.passed else f"**{value}**")
         rows.append((says, f"≤ {figure(result.limits[key])}", *cells))
     columns = ("", "at most", *_named(result.versions))
-    return [Table("**What clients can do to the gateway** (bold: too much):", columns, rows)]
+    return [Table("**Behaviour with slow and disconnecting clients** (bold: over the limit):", columns, rows)]
 
 
 def _share(ratio: float) -> str:

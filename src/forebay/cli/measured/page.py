@@ -1,4 +1,4 @@
-"""The page of all benchmarks, and what the README says of them."""
+"""The page of all benchmarks, and their part of the README."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ SUMMARY: Final[tuple[tuple[str, Reader], ...]] = (
     ("path/results.json", path.tables),
     ("server/results.json", server.summary),
 )
-"""What the README shows: below which file of `bench`, read how."""
+"""Tables of the README: result files below `bench`, and their readers."""
 ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("gateway/results.json", gateway.costs),
     ("gateway/results.json", gateway.goals),
@@ -31,9 +31,9 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
 )
 INTRODUCTION: Final = """# Benchmarks
 
-`make bench` measures Forebay beside its peers, everything in one run on the same cores, and writes this page from the
-results, which are kept beside the programs in `bench/`. Ratios say more than times: machines differ. Each goal is
-shown with what was reached. Figures of routing, rollouts and scaling are simulated, on pages of their own:
+`make bench` measures Forebay and comparable systems in one run on the same cores, and writes this page from the
+results, which are kept next to the programs in `bench/`. Machines differ, so ratios are more meaningful than times.
+Goals are shown with the values reached. Figures of routing, rollouts and scaling are simulated, on their own pages:
 [routing](routing.md), [rollouts](rollouts.md), [scaling](scaling.md).
 """
 
@@ -42,7 +42,7 @@ def summary(bench: Path) -> str:
     """The generated part of the README, from the result files below `bench`."""
     parts = list(_parts(bench, SUMMARY))
     if (bench.parent / CHART).exists():
-        parts.insert(0, f"![Costs of the gateway beside other proxies]({CHART})\n")
+        parts.insert(0, f"![Costs of the gateway and other proxies]({CHART})\n")
     return "\n".join([BEGIN, *(parts or [NOT_MEASURED]), END])
 
 

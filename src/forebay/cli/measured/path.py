@@ -1,4 +1,4 @@
-"""The whole path beside the bare runtime: what `bench/path/run.py` has written."""
+"""The whole path compared with the bare runtime: the results of `bench/path/run.py`."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class _Result(msgspec.Struct):
 
 
 def tables(document: bytes) -> list[Table]:
-    """One table. Raises `msgspec.MsgspecError` if that is no such result."""
+    """One table. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     rows = []
     for scenario, f in result.figures.items():
@@ -26,9 +26,8 @@ def tables(document: bytes) -> list[Table]:
             else f"TTFT {figure(f['ttft_p50_ms'])} ms, TPOT {figure(f['tpot_p50_ms'])} ms (p50)"
         )
         speeds = (figure(f[f"{kind}_{unit}_per_s"]) for kind in ("bare", "path"))
-        rows.append((scenario.replace("_", ", at once: "), unit, *speeds, spread, latency))
-    bare = "chat: slices of seconds in turn; embeddings: one session, batches of 32, sorted by length"
-    title = (
-        f"**The whole path beside the bare runtime ({bare}), per second** ({machine(result.machine, result.rounds)}):"
-    )
-    return [Table(title, ("load", "unit", "bare", "through Forebay", "share", "latency"), rows)]
+        rows.append((scenario.replace("_", ", concurrency "), unit, *speeds, spread, latency))
+    bare = "chat: alternating slices of seconds; embeddings: one session, batches of 32, sorted by length"
+    how = machine(result.machine, result.rounds)
+    title = f"**Throughput per second through Forebay and of the bare runtime** ({bare}; {how}):"
+    return [Table(title, ("load", "unit", "bare runtime", "through Forebay", "ratio", "latency"), rows)]

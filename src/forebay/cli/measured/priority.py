@@ -1,4 +1,4 @@
-"""Interactive requests beside a flood of batch work: what `bench/priority/run.py` has written."""
+"""Interactive requests during a flood of batch requests: the results of `bench/priority/run.py`."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ PHASES: Final = {
 
 
 class _Run(msgspec.Struct):
-    """What one model did: phase → figure."""
+    """The results of one model: phase → figure."""
 
     rounds: int
     capacity_requests_per_s: float
@@ -33,7 +33,7 @@ class _Result(msgspec.Struct):
 
 
 def tables(document: bytes) -> list[Table]:
-    """One table of all models. Raises `msgspec.MsgspecError` if that is no such result."""
+    """One table of all models. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     rows: list[tuple[str, ...]] = []
     for model, run in result.models.items():
@@ -48,6 +48,6 @@ def tables(document: bytes) -> list[Table]:
             rows.append((model, name, *ttft, ratio, flood, share))
     rounds = min(run.rounds for run in result.models.values())
     how = machine(result.machine, rounds)
-    title = f"**Interactive requests beside a flood of batch work** ({how}):"
-    columns = ("model", "", "TTFT p50", "p95", "p99", "p99 to alone", "flood, requests/s", "of it alone")
+    title = f"**Interactive requests during a flood of batch requests** ({how}):"
+    columns = ("model", "", "TTFT p50", "p95", "p99", "p99 vs alone", "flood, requests/s", "vs flood alone")
     return [Table(title, columns, rows)]

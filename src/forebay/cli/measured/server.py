@@ -1,4 +1,4 @@
-"""The model server beside its peers: what `bench/server/run.py` has written."""
+"""The model server compared with others: the results of `bench/server/run.py`."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,37 +9,37 @@ from forebay.cli.measured.tables import Table, figure, machine, shown
 
 FIGURES: Final = (
     ("closed", "per_s", "requests/s"),
-    ("closed", "cpu_us", "CPU of a request, µs"),
+    ("closed", "cpu_us", "CPU per request, µs"),
     ("closed", "pss_mb", "memory, MB"),
-    ("open", "per_s", "requests/s at 70 %"),
-    ("open", "p50_ms", "p50 there, ms"),
-    ("open", "p99_ms", "p99 there, ms"),
+    ("open", "per_s", "requests/s at 70 % load"),
+    ("open", "p50_ms", "p50 at 70 % load, ms"),
+    ("open", "p99_ms", "p99 at 70 % load, ms"),
 )
-"""Columns of a model's table: load, figure, what it says."""
+"""Columns of a model's table: load, figure, label."""
 P99_NOTE: Final = (
-    "At 70 % of what it can do, a server that batches keeps its core busy: what comes while the model runs is the "
-    "next run. So its p99 is about the time of two runs, which grow with the load: the same runtime behind a faster "
-    "server has a higher p99 there, and a lower one at as many requests/s."
+    "At 70 % of its throughput, a server that batches keeps its core busy: requests that arrive while the model runs "
+    "form the next batch. Its p99 is thus about the time of two runs, which grow with the load: the same runtime "
+    "behind a faster server has a higher p99 at 70 % of its own throughput, and a lower one at the same rate."
 )
-BOLD: Final = "bold: missed; *each at 70 %* gives the faster server more to do"
+BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher load for the faster server"
 CEILINGS: Final = (
-    "**Ceilings of the missed goals of throughput**: what a server would come to that costs nothing itself, from the "
-    "figures above. On its core there is still the model's run (`bare` or `bare-tuned`, whichever is faster) and, "
-    "over HTTP, what `socket` takes to read a request and write an answer. A goal above its ceiling takes a faster "
-    "run of the model, not a faster server."
+    "**Ceilings of the missed throughput goals**: the throughput of a server without any cost of its own, from the "
+    "figures above. Its core still runs the model (`bare` or `bare-tuned`, whichever is faster) and, over HTTP, "
+    "reads requests and writes responses (`socket`). A goal above its ceiling needs a faster model, not a faster "
+    "server."
 )
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 RUNTIME: Final = ("bare", "bare_tuned")
 """The model's runtime alone; ours is the faster of them."""
 SOCKET: Final = "socket"
-"""Requests that are read and answered, and nothing else."""
+"""A server that reads requests and answers them without a model."""
 GRPC: Final = "_grpc"
-"""End of the names of those that are asked so; what their requests cost at least is not that of `SOCKET`."""
+"""Suffix of servers measured over gRPC, for which `SOCKET` is no lower bound of the cost."""
 
 
 class _Goal(msgspec.Struct):
-    """One server of ours beside another."""
+    """One of our servers compared with another."""
 
     model: str
     goal: str
@@ -61,13 +61,13 @@ class _Result(msgspec.Struct):
 
 
 def tables(document: bytes) -> list[Table]:
-    """One table for each model, and one of the goals. Raises `msgspec.MsgspecError` if that is no such result."""
+    """One table for each model, and one of the goals. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     how = machine(result.machine, result.rounds)
     versions = {name: version.partition(",")[0] for name, version in result.versions.items()}
     made = [
         Table(
-            f"**The model server beside others, `{model}`, on one core** ({how}):",
+            f"**Model servers, `{model}`, on one core** ({how}):",
             ("", *(text for _, _, text in FIGURES)),
             [_row(name, versions.get(name, ""), loads) for name, loads in servers.items()],
         )
@@ -79,18 +79,16 @@ def tables(document: bytes) -> list[Table]:
 
 
 def elsewhere(document: bytes) -> list[Table]:
-    """The goals on a machine where the model's run takes longer. Raises `msgspec.MsgspecError` if that is no such
-    result.
-    """
+    """The goals on a machine that runs the models slower. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     where = machine(result.machine, result.rounds)
     bare = ", ".join(f"{figure(_per_s(servers, RUNTIME[0]))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{RUNTIME[0]}` there: {bare}):"
-    return [_goals(result.goals, title), *_ceilings(result, "**Ceilings of the missed ones there**:")]
+    return [_goals(result.goals, title), *_ceilings(result, "**Ceilings of the missed throughput goals there**:")]
 
 
 def summary(document: bytes) -> list[Table]:
-    """How much each server does. Raises `msgspec.MsgspecError` if that is no such result."""
+    """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = dict.fromkeys(name for model in result.figures.values() for name in model)
     servers = [name for name in names if name not in (*RUNTIME[1:], SOCKET)]
@@ -98,12 +96,12 @@ def summary(document: bytes) -> list[Table]:
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
     ]
-    title = f"**Requests per second of the model server beside others** ({machine(result.machine, result.rounds)}):"
-    return [Table(title, ("model, on one core", *map(shown, servers)), rows)]
+    title = f"**Requests per second of model servers, on one core** ({machine(result.machine, result.rounds)}):"
+    return [Table(title, ("model", *map(shown, servers)), rows)]
 
 
 def _ceilings(result: _Result, title: str) -> list[Table]:
-    """What the missed goals of throughput could come to at most; nothing if none is missed or that is not known."""
+    """The ceilings of missed throughput goals; empty if none is missed, or the ceiling is unknown."""
     rows = []
     for goal in result.goals:
         servers = result.figures.get(goal.model, {})
@@ -124,7 +122,7 @@ def _ceilings(result: _Result, title: str) -> list[Table]:
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values))
     if not rows:
         return []
-    return [Table(title, ("model", "", "beside", "goal", "ceiling", "reached", "of the ceiling"), rows)]
+    return [Table(title, ("model", "server", "compared with", "goal", "ceiling", "reached", "of the ceiling"), rows)]
 
 
 def _per_s(servers: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> float:
@@ -145,7 +143,7 @@ def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> t
 
 
 def _goals(goals: list[_Goal], title: str, note: str = "") -> Table:
-    """A row for each goal of each server of ours, a column for each that it is held against."""
+    """A row for each goal of each of our servers, a column for each server that it is compared with."""
     beside = list(dict.fromkeys(_against(goal) for goal in goals))
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for goal in goals:
@@ -155,11 +153,11 @@ def _goals(goals: list[_Goal], title: str, note: str = "") -> Table:
         row[_against(goal)] = value if goal.met else f"**{value}**"
     return Table(
         title,
-        ("model", "", "goal", "", *beside),
+        ("model", "server", "goal", "bound", *beside),
         [(*head, *(cells.get(name, "") for name in beside)) for head, cells in rows.items()],
         note,
     )
 
 
 def _against(goal: _Goal) -> str:
-    return f"beside {shown(goal.beside)}" if goal.beside else "value"
+    return f"vs {shown(goal.beside)}" if goal.beside else "value"

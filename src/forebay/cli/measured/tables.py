@@ -1,11 +1,11 @@
-"""What all tables of measurements have in common."""
+"""Tables of measurements in Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """A title, what is below it, and what a reader should know of it."""
+    """A table with its title and a note."""
 
     title: str
     columns: Sequence[str]
@@ -14,12 +14,12 @@ class Table(NamedTuple):
 
 
 def figure(value: float) -> str:
-    """Three digits, or all of a large number's whole part."""
+    """Three significant digits, or all digits of a large number's integer part."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
 def machine(described: Mapping[str, int | str], rounds: int) -> str:
-    """Where and how often something was measured."""
+    """The machine, and the number of rounds."""
     often = "one round" if rounds == 1 else f"median of {rounds} rounds"
     processor = f" of {described['processor']}" if described.get("processor") else ""
     return f"{described['cpus']} cores{processor}, Python {described['python']}, {often}"
