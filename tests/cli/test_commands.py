@@ -206,7 +206,7 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
         assert words in shown
     assert "it ended with code 1; restarts in 4.5 s" in shown
     assert "chat: m.gguf: it has another SHA-256" in shown
-    assert "last words: Error: [no] such file" in shown
+    assert "last log lines: Error: [no] such file" in shown
     assert "…" not in shown
     assert "gRPC" not in shown
 

@@ -88,7 +88,7 @@ PROMISE = PromiseDocument(
 )  # fmt: skip
 
 
-def test_what_is_promised_and_what_was_delivered_is_shown_with_what_nobody_knows() -> None:
+def test_the_report_shows_objective_delivery_error_budget_and_unknown_time() -> None:
     seen, requests = Stretch(DAY_S, DAY_S - 600, DAY_S - 700), Requests(NOW - DAY_S, NOW, 9_990, 10, 3, 4)
     chat = ModelSla(
         "chat", 0.999, PROMISE, seen.known_s, 29 * DAY_S, seen.up_s, seen.down_s, seen.full_s, seen.up_s / DAY_S,
@@ -100,14 +100,14 @@ def test_what_is_promised_and_what_was_delivered_is_shown_with_what_nobody_knows
     text = shown(Sla(NOW - 30 * DAY_S, NOW, (chat,), (leader,), 3))
 
     for told in (
-        "chat  promised 99.90 %",
+        "chat  objective 99.90 %",
         "99.31 % of the known 24.0 h; down for 10.0 min; with fewer replicas than wanted for 1.7 min",
         "9,990 of 10,000 succeeded (99.90 %)",
         "3 refused because of the client; 4 cancelled by the client",
         "33.2 min left of 43.2 min",
         "10 of 10.0 failures allowed; burn rate 1.00",
-        "p99 400 ms of 500 ms promised; 99.00 % of 1,000 kept it",
-        "99.9999 % of the time all of 2 serve, over 99.999999 % at least one, with 1 standby",
+        "p99 400 ms, objective 500 ms; 99.00 % of 1,000 within it",
+        "expected               99.9999 % of the time all of 2 serve, over 99.999999 % at least one, with 1 standby",
         "seen: 1 failure in 24.0 h of all replicas together",
         "2 of 3 are up for 99.99996 % (binomial tail), less 0.00001 % in which a spare steps in",
         "300 ms each time (mean of 4 seen)",
@@ -120,7 +120,7 @@ def test_what_is_promised_and_what_was_delivered_is_shown_with_what_nobody_knows
         assert told in text, text
 
 
-def test_where_nothing_is_promised_or_known_that_is_said() -> None:
+def test_the_report_names_missing_objectives_and_data() -> None:
     nothing = Requests(NOW - 60, NOW)
     bare = ModelSla("solo", None, PROMISE, 0, 60, 0, 0, 0, None, (), nothing, None, None, (), ())
     over = budget(0.999, 60, Stretch(60, 0, 0), Requests(NOW - 60, NOW, ok=1, failed=1))

@@ -30,6 +30,9 @@ def test_a_deadline_that_makes_no_sense_is_refused(given: str) -> None:
             answer = await it.ask("/v1/embeddings", SEVERAL, x_forebay_deadline_ms=given)
             error = document(answer)["error"]
             assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "x-forebay-deadline-ms")
+            assert (
+                error["message"] == "'x-forebay-deadline-ms': expected an integer in milliseconds, at most 9 digits."
+            )
             assert not it.models.requests
 
     run(main())

@@ -1,1 +1,1 @@
-"""`forebay sla`: availability that can be promised, and what was delivered."""
+"""`forebay sla`: expected and delivered availability."""

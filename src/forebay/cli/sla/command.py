@@ -20,7 +20,7 @@ def sla(
     as_json: JsonOption = False,
     api: AdminOptions,
 ) -> None:
-    """Show the availability that models can promise, what was delivered, and the error budget left."""
+    """Show the expected and the delivered availability of models, and the error budget left."""
     from forebay.cli.sla.view import show
 
     raise typer.Exit(show(api.admin(), model, seconds(period), as_json, settings.screen()))

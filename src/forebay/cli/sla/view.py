@@ -50,7 +50,7 @@ def view(it: Sla) -> RenderableType:
 
 
 def _model(it: ModelSla) -> Iterator[RenderableType]:
-    target = f"promised {share(it.target)}" if it.target is not None else "no objective is set (slo.availability)"
+    target = f"objective {share(it.target)}" if it.target is not None else "no objective is set (slo.availability)"
     yield Text.assemble((it.name, "bold"), f"  {target}")
     figures = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     figures.add_column(no_wrap=True)
@@ -72,13 +72,13 @@ def _figures(it: ModelSla) -> Iterator[tuple[str, RenderableType]]:
     for each in it.kept:
         good = "green" if each.p99_s <= each.promised_s else "bold red"
         told = Text.assemble(
-            f"p99 {seconds(each.p99_s)}", (f" of {seconds(each.promised_s)} promised", good),
-            f"; {share(each.kept / each.requests)} of {each.requests:,} kept it, since {_time(each.since)}",
+            (f"p99 {seconds(each.p99_s)}", good), f", objective {seconds(each.promised_s)}; ",
+            f"{share(each.kept / each.requests)} of {each.requests:,} within it, since {_time(each.since)}",
         )  # fmt: skip
         yield NAMES[each.promise], told
     promise = it.promise
     yield (
-        "can promise",
+        "expected",
         Text.assemble(
             f"{share(promise.full)} of the time all of {promise.serve} serve, {share(promise.any)} at least one, ",
             f"with {promise.spares} standby" if promise.spares else "without standby",

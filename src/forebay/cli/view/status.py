@@ -138,5 +138,5 @@ def _note(unit: UnitStatus) -> Text | None:
     words = " ".join(unit.last_words.split())
     if words:
         cut = f"… {words[-WORDS_CHARS_MAX:]}" if len(words) > WORDS_CHARS_MAX else words
-        text.append(f"\n  last words: {cut}", style="dim")
+        text.append(f"\n  last log lines: {cut}", style="dim")
     return text

@@ -1,4 +1,4 @@
-"""The SLA report: what the current set-up can promise for each model, and what a period has delivered."""
+"""The SLA report: the expected availability of each model, and what was delivered in a period."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

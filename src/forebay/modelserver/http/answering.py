@@ -29,7 +29,7 @@ def deadline_of(exchange: Exchange) -> float:
     if given is None:
         return 0.0
     if not given.isdigit() or len(given) > DEADLINE_DIGITS_MAX:
-        text = f"must be a whole number of milliseconds, with at most {DEADLINE_DIGITS_MAX} digits."
+        text = f"expected an integer in milliseconds, at most {DEADLINE_DIGITS_MAX} digits."
         raise invalid(f"'{DEADLINE.decode()}': {text}")
     return monotonic() + int(given) / 1e3
 
