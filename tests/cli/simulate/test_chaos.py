@@ -50,7 +50,7 @@ def test_a_seed_that_breaks_a_rule_is_told_with_the_command_that_repeats_it(
 
     assert chaos(range(4), as_json=False) == BROKEN
     told = capsys.readouterr().out.splitlines()
-    assert "BROKEN at 1.5 s: a request ended twice" in told
+    assert "VIOLATED at 1.5 s: a request ended twice" in told
     assert "replay: forebay simulate --seed 2 --depth full" in told
     assert told[-1] == "4 seeds, 1 with violations"
     assert chaos(range(4), as_json=True) == BROKEN
@@ -80,7 +80,7 @@ def test_the_command_runs_a_seed_and_refuses_what_it_would_ignore(run: Run) -> N
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"seed {CALM}: policy=")
-    assert "every rule was kept" in done.stdout
+    assert "all invariants held" in done.stdout
     assert refused.returncode == WRONG_USAGE
     assert "--depth full: cannot be combined with --policy" in refused.stderr
 

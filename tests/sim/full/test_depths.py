@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from forebay.core.model import Policy
-from forebay.sim.full.alike import decisions
+from forebay.sim.full.gateway_replay import decisions
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.run import replay
@@ -31,7 +31,7 @@ def some_load(per_s: float, seed: int) -> Workload:
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize(("per_s", "replicas", "sequences"), [(20.0, 4, 256), (60.0, 3, 4)])
-def test_both_depths_decide_alike(policy: Policy, per_s: float, replicas: int, sequences: int) -> None:
+def test_both_depths_choose_the_same_replicas(policy: Policy, per_s: float, replicas: int, sequences: int) -> None:
     workload = some_load(per_s, seed=5)
     cluster = SimCluster(replicas=replicas, sequences_max=sequences)
     outcome = replay(workload, cluster, policy=policy, seed=3)
@@ -45,7 +45,7 @@ def test_both_depths_decide_alike(policy: Policy, per_s: float, replicas: int, s
     SimCluster(replicas=4, gateways=2, sequences_max=8),
     SimCluster(replicas=3, gateways=2, kv_tokens=9 * 1024),  # engines run full, and gateways let requests wait
 ])  # fmt: skip
-def test_both_depths_decide_alike_with_several_gateways(policy: Policy, cluster: SimCluster) -> None:
+def test_both_depths_choose_the_same_replicas_with_several_gateways(policy: Policy, cluster: SimCluster) -> None:
     workload = some_load(40.0, seed=5)
     assert decisions(workload, cluster, policy=policy, seed=3) == list(
         replay(workload, cluster, policy=policy, seed=3).replica

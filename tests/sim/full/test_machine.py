@@ -22,7 +22,7 @@ from tests.control.units import replica
 
 from forebay.core.model import Endpoint, WorkerSpec
 from forebay.providers.protocol import Provider, ProviderError
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.machine import ExitError, Machine, MachineProvider, Process
 from forebay.sim.loop import run
 from forebay.sim.network.network import Network
@@ -37,7 +37,7 @@ __all__ = [
     "test_the_same_generation_is_never_placed_twice",
 ]
 Test = Callable[[Provider], Awaitable[None]]
-MachineTest = Callable[[Machine, MachineProvider, Book], Awaitable[None]]
+MachineTest = Callable[[Machine, MachineProvider, EventLog], Awaitable[None]]
 
 
 async def _main(process: Process) -> None:
@@ -60,11 +60,11 @@ def on_a_machine(folder: Path, test: MachineTest) -> None:
     network = Network(Random(1))
 
     async def main() -> None:
-        book = Book(asyncio.get_running_loop().time)
+        event_log = EventLog(asyncio.get_running_loop().time)
         async with asyncio.TaskGroup() as group:
-            machine = Machine(network, group, folder, book, _main)
-            provider = MachineProvider(machine, book)
-            await test(machine, provider, book)
+            machine = Machine(network, group, folder, event_log, _main)
+            provider = MachineProvider(machine, event_log)
+            await test(machine, provider, event_log)
             provider.close()
             for process in machine.alive:
                 machine.kill(process)
@@ -77,10 +77,10 @@ def provided(tmp_path: Path) -> Case:
     """Runs a test of the contract with a provider of the machine."""
 
     def case(test: Test) -> None:
-        async def known(machine: Machine, provider: MachineProvider, book: Book) -> None:
+        async def known(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
             await provider.observe()
             await asyncio.wait_for(test(provider), 30)
-            assert not book.violations
+            assert not event_log.violations
 
         on_a_machine(tmp_path, known)
 
@@ -88,18 +88,18 @@ def provided(tmp_path: Path) -> Case:
 
 
 def test_who_cannot_observe_is_told_so_and_must_not_act(tmp_path: Path) -> None:
-    async def test(machine: Machine, provider: MachineProvider, book: Book) -> None:
+    async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         machine.unreachable = "nobody answers"
         with pytest.raises(ProviderError, match="nobody answers"):
             await provider.observe()
         await provider.remove("chat-0", 1, 0.0)
-        assert book.violations
+        assert event_log.violations
 
     on_a_machine(tmp_path, test)
 
 
 def test_a_unit_that_cannot_be_started_is_an_error_with_the_reason(tmp_path: Path) -> None:
-    async def test(machine: Machine, provider: MachineProvider, book: Book) -> None:
+    async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         await provider.observe()
         machine.refuses = "no room"
         with pytest.raises(ProviderError, match="no room"):

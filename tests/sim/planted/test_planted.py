@@ -187,19 +187,22 @@ def passes_garbage_on(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: dict[Plant, Iterable[str]] = {
     settles_twice: ("every request ends once",),
-    begins_again: ("after the first byte only a resume",),
-    repeats_at_the_seam: ("a complete answer is the right one", "no text is lost or repeated"),
-    cancels_nothing: ("nobody works for who has left",),
-    herds: ("nobody queues beside a free replica",),
-    queues_without_limit: ("every queue keeps its limit",),
-    routes_to_old_generations: ("nothing to an old generation",),
-    ignores_draining: ("nothing to a replica that drains", "nothing to a replica that control drains"),
-    forgets_probes: ("probes are counted",),
-    believes_the_old_snapshot: ("gateways route on what control says",),
-    keeps_what_was_lost: ("an attempt belongs to a request", "running by band"),
-    says_nothing: ("no silence",),
-    acts_on_the_unknown: ("no action on what is unknown",),
-    passes_garbage_on: ("answers are HTTP", "nothing goes wrong unheard"),
+    begins_again: ("after the first byte a request is only resumed",),
+    repeats_at_the_seam: ("a complete response has the expected text", "no text is lost or repeated"),
+    cancels_nothing: ("no worker works on a cancelled request",),
+    herds: ("no request queues at a replica while another is free",),
+    queues_without_limit: ("every queue stays within its limit",),
+    routes_to_old_generations: ("no request is sent to an old generation",),
+    ignores_draining: (
+        "no request is sent to a draining replica",
+        "no request is sent to a replica that control drains",
+    ),
+    forgets_probes: ("breaker probes are counted",),
+    believes_the_old_snapshot: ("gateways use the published snapshot",),
+    keeps_what_was_lost: ("every attempt belongs to an open request", "running requests are counted by band"),
+    says_nothing: ("every request is answered",),
+    acts_on_the_unknown: ("no action while the units are unknown",),
+    passes_garbage_on: ("responses are valid HTTP", "no unexpected exception"),
 }
 
 

@@ -61,7 +61,7 @@ def cuts_off_what_goes(patch: pytest.MonkeyPatch) -> None:
 PLANTED: dict[Plant, tuple[list[int], str]] = {
     ignores_the_epoch: (SEEDS, "a deposed leader changes nothing"),
     acts_behind_the_fence: (SEEDS, "a deposed leader changes nothing"),
-    cuts_off_what_goes: (SCALED, "no request fails where nothing but control does"),
+    cuts_off_what_goes: (SCALED, "no request fails while only control fails"),
 }
 
 

@@ -86,12 +86,12 @@ def lets_the_canary_help_out(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: dict[Plant, str] = {
-    promotes_before_there_are_enough: "never fewer replicas than before",
-    makes_room_for_the_canary: "never fewer replicas than before",
-    counts_on_what_is_not_ready: "no share that nobody can carry",
-    acts_before_it_is_stored: "no share before it is stored",
-    forgets_who_asks: "a caller stays on one side",
-    lets_the_canary_help_out: "nothing but its share goes to a canary",
+    promotes_before_there_are_enough: "never fewer ready replicas than before",
+    makes_room_for_the_canary: "never fewer ready replicas than before",
+    counts_on_what_is_not_ready: "no share exceeds what ready replicas carry",
+    acts_before_it_is_stored: "no share is published before it is stored",
+    forgets_who_asks: "a caller stays in one arm",
+    lets_the_canary_help_out: "a canary gets no more than its share",
 }
 
 

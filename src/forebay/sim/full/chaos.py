@@ -11,7 +11,7 @@ from typing import Final
 
 from forebay.obs import log as logs
 from forebay.obs.clock import standing_in
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.gateways import watched
 from forebay.sim.full.machine import in_place_of_the_system
 from forebay.sim.full.profile import Profile, draw
@@ -50,8 +50,8 @@ class Verdict:
         ended = ", ".join(f"{count} {ending}" for ending, count in sorted(self.endings.items()))
         told = (f"seed {self.seed}: {self.profile}", f"requests: {ended}", f"events: {happened}")
         if self.ok:
-            return (*told, f"every rule was kept; digest {self.digest[:16]}")
-        return (*told, *(f"BROKEN at {violation}" for violation in self.violations), f"replay: {self.command}")
+            return (*told, f"all invariants held; digest {self.digest[:16]}")
+        return (*told, *(f"VIOLATED at {violation}" for violation in self.violations), f"replay: {self.command}")
 
     @property
     def command(self) -> str:
@@ -65,13 +65,13 @@ def chaos(seed: int, *, faults: bool = True, profile: Profile | None = None, tai
     `profile`: overrides the seed's own. `tail_max`: number of last events to keep.
     """
     rng = Random(f"profile {seed}")  # noqa: S311 - chance that can be repeated
-    one = _Run(seed, profile or draw(rng, faults=faults), Book(tail_max=tail_max))
+    one = _Run(seed, profile or draw(rng, faults=faults), EventLog(tail_max=tail_max))
     with tempfile.TemporaryDirectory(prefix="forebay-sim-") as folder:
         try:
             run(one.main(Path(folder)), seconds_max=SECONDS_MAX, network=one.network, seed=seed)
         except Exception as error:
             for each in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
-                one.book.violated("nothing goes wrong unheard", f"{each!r}{_where(each)}")
+                one.event_log.violated("no unexpected exception", f"{each!r}{_where(each)}")
     return one.verdict()
 
 
@@ -85,28 +85,28 @@ def _where(error: BaseException) -> str:
 class _Run:
     """A world, with its clock and random numbers."""
 
-    def __init__(self, seed: int, profile: Profile, book: Book) -> None:
+    def __init__(self, seed: int, profile: Profile, event_log: EventLog) -> None:
         self.seed = seed
         self.profile = profile
-        self.book = book
+        self.event_log = event_log
         self.network = Network(Random(f"network {seed}"), chop=profile.chop)  # noqa: S311
         self.endings: Counter[str] = Counter()
 
     async def main(self, folder: Path) -> None:
         """Run from start to end."""
-        loop, book = asyncio.get_running_loop(), self.book
-        book.now = loop.time
+        loop, event_log = asyncio.get_running_loop(), self.event_log
+        event_log.now = loop.time
         log = logs.configure(io.StringIO())
         ids = Random(f"ids {self.seed}")  # noqa: S311 - reproducible
         async with asyncio.TaskGroup() as group:
-            with watched(book, log) as gateways:
+            with watched(event_log, log) as gateways:
                 world = World(
                     self.profile,
                     self.seed,
                     network=self.network,
                     group=group,
                     folder=folder,
-                    book=book,
+                    event_log=event_log,
                     gateways=gateways,
                     log=log,
                 )
@@ -122,13 +122,13 @@ class _Run:
 
     def verdict(self) -> Verdict:
         """The result."""
-        book = self.book
+        event_log = self.event_log
         return Verdict(
             seed=self.seed,
             profile=self.profile,
-            violations=tuple(book.violations),
-            counts=dict(book.counts),
+            violations=tuple(event_log.violations),
+            counts=dict(event_log.counts),
             endings=dict(self.endings),
-            digest=book.digest,
-            tail=tuple(book.tail),
+            digest=event_log.digest,
+            tail=tuple(event_log.tail),
         )

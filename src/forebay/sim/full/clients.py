@@ -14,7 +14,7 @@ import msgspec
 from forebay.core.errors import Code
 from forebay.engines.protocol import Begun, Delta, Finished
 from forebay.engines.synthetic import SyntheticEngine
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.wire.openai_answer import ChatAnswer
 from forebay.wire.openai_request import parse_chat
 from forebay.worker.preflight import chat_work
@@ -94,7 +94,7 @@ class Ending(StrEnum):
     """The client disconnected."""
 
 
-class Asked:
+class ClientRequest:
     """One request and its result."""
 
     def __init__(
@@ -132,19 +132,19 @@ class Asked:
 class Connection(asyncio.Protocol):
     """A connection to a gateway, with its response parser."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
-        self._asked: Asked | None = None
+        self._asked: ClientRequest | None = None
         self._over: asyncio.Future[None] | None = None
         self._rest = b""
         self._body = b""
         self._resting: asyncio.TimerHandle | None = None
         self.open = False
 
-    async def ask(self, asked: Asked) -> None:
+    async def ask(self, asked: ClientRequest) -> None:
         """Send a request, and return when it has ended in any way."""
         self._asked, self._rest, self._body = asked, b"", b""
         self._over = self._loop.create_future()
@@ -190,7 +190,9 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             asked = self._asked
-            self._book.violated("answers are HTTP", f"{asked.id if asked else 'unasked'}: {error!r} {data[:80]!r}")
+            self._event_log.violated(
+                "responses are valid HTTP", f"{asked.id if asked else 'unasked'}: {error!r} {data[:80]!r}"
+            )
             self._end(Ending.CUT, "protocol")
             self.leave()
 
@@ -212,7 +214,7 @@ class Connection(asyncio.Protocol):
         """A part of the body."""
         asked = self._asked
         if asked is None:
-            self._book.expect(not self.open, "no answer that nobody has asked for", repr(data[:80]))
+            self._event_log.expect(not self.open, "no response without a request", repr(data[:80]))
             return
         if asked.status != 200 or not asked.stream:
             self._body += data
@@ -221,7 +223,7 @@ class Connection(asyncio.Protocol):
         for event in events:
             self._event(asked, event)
 
-    def _event(self, asked: Asked, event: bytes) -> None:
+    def _event(self, asked: ClientRequest, event: bytes) -> None:
         data = event.removeprefix(b"data: ")
         asked.events += 1
         if data == b"[DONE]":
@@ -231,7 +233,9 @@ class Connection(asyncio.Protocol):
             told = msgspec.json.decode(data)
         except msgspec.DecodeError:
             if data.strip(b"\r\n"):  # a truncated event is terminated before the error
-                self._book.expect(data and not asked.dones, "events are whole", f"{asked.id}: {data[:80]!r}")
+                self._event_log.expect(
+                    data and not asked.dones, "stream events are complete", f"{asked.id}: {data[:80]!r}"
+                )
             return
         if "error" in told:
             asked.code = told["error"]["code"]
@@ -268,24 +272,32 @@ def _code(body: bytes) -> str:
         return f"no error object: {body[:80]!r}"
 
 
-def judge(asked: Asked, book: Book, excused: bool) -> None:
+def judge(asked: ClientRequest, event_log: EventLog, excused: bool) -> None:
     """Check that a client's response is right, whatever happened. `excused`: its connection may have been broken."""
     right, id = asked.right, asked.id
     if asked.ending is Ending.COMPLETE:
-        book.expect(asked.text == right.text, "a complete answer is the right one", _difference(asked))
-        book.expect(asked.reason == right.reason, "it ends for the right reason", f"{id}: {asked.reason!r}")
-        book.expect(asked.dones == asked.stream, "a stream ends once", f"{id}: {asked.dones}")
+        event_log.expect(asked.text == right.text, "a complete response has the expected text", _difference(asked))
+        event_log.expect(
+            asked.reason == right.reason,
+            "a complete response has the expected finish reason",
+            f"{id}: {asked.reason!r}",
+        )
+        event_log.expect(asked.dones == asked.stream, "a complete stream has one [DONE]", f"{id}: {asked.dones}")
     else:
-        book.expect(right.text.startswith(asked.text), "no text is lost or repeated", _difference(asked))
-        book.expect(not asked.dones or asked.ending is Ending.LEFT or excused, "only what is complete ends", id)
-    book.expect(len(asked.names) <= 1, "a stream is one", f"{id}: {list(asked.names)}")
+        event_log.expect(right.text.startswith(asked.text), "no text is lost or repeated", _difference(asked))
+        event_log.expect(
+            not asked.dones or asked.ending is Ending.LEFT or excused, "no [DONE] after an incomplete response", id
+        )
+    event_log.expect(len(asked.names) <= 1, "a stream keeps its id and creation time", f"{id}: {list(asked.names)}")
     if asked.ending is Ending.ERROR:
-        book.expect(asked.code in CODES, "an error names its reason", f"{id}: {asked.code}")
+        event_log.expect(asked.code in CODES, "an error has a known code", f"{id}: {asked.code}")
     if asked.ending is Ending.CUT:
-        book.expect(excused, "nobody is cut off without a word", f"{id} {asked.status} after {asked.events} events")
+        event_log.expect(
+            excused, "no response is cut off without an error", f"{id} {asked.status} after {asked.events} events"
+        )
 
 
-def _difference(asked: Asked) -> str:
+def _difference(asked: ClientRequest) -> str:
     text, right = asked.text, asked.right.text
     same = next(
         (at for at, (a, b) in enumerate(zip(text, right, strict=False)) if a != b), min(len(text), len(right))

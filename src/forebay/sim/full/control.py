@@ -23,12 +23,12 @@ from forebay.core.model import Dispatch, GatewaySpec, ModelRoutes, ReplicaState,
 from forebay.core.reconcile import Kind, Rules, Slot
 from forebay.core.tenancy import Tenant
 from forebay.obs.metrics import Metrics
-from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
-from forebay.sim.full.leading.seats import FencedProvider, Seat
+from forebay.sim.full.event_log import EventLog
+from forebay.sim.full.leading.leadership import ControllerLeadership, FencedProvider
 from forebay.sim.full.machine import Machine, MachineProvider, Process
 from forebay.sim.full.profile import Profile
-from forebay.sim.full.rollouts.stage import Stage, inline
+from forebay.sim.full.rollouts.scenario import RolloutScenario, inline
 from forebay.sim.network.network import Network
 from forebay.store.database import Store, StoreError
 from forebay.store.documents import Documents
@@ -48,7 +48,7 @@ TRY_AGAIN_S: Final = 0.5
 """Delay before a control that failed to start is restarted."""
 
 
-class Paper:
+class SharedSnapshot:
     """The snapshot file, whichever process writes it.
 
     Its timestamps grow with each write, as those of the file system depend on the real clock.
@@ -74,7 +74,7 @@ class Paper:
         self.stamp()
 
     @property
-    def told(self) -> Snapshot | None:
+    def propagated(self) -> Snapshot | None:
         """The content that every gateway must know by now; None: not old enough, or unreadable."""
         if asyncio.get_running_loop().time() - self._changed_at < KNOWN_AFTER_S:
             return None
@@ -93,11 +93,11 @@ class Paper:
 class Snapshots(SnapshotFile):
     """The snapshots written by one control."""
 
-    def __init__(self, paper: Paper, epoch: int = 0) -> None:
-        super().__init__(paper.path, epoch)
+    def __init__(self, shared_snapshot: SharedSnapshot, epoch: int = 0) -> None:
+        super().__init__(shared_snapshot.path, epoch)
         self.heard: Callable[[tuple[ModelRoutes, ...]], None] = lambda models: None
         """Called with what was written."""
-        self._paper = paper
+        self._shared_snapshot = shared_snapshot
 
     def write(
         self,
@@ -108,14 +108,14 @@ class Snapshots(SnapshotFile):
         """Replace the snapshot, unless it is unchanged."""
         written = super().write(models, dispatch, tenants)
         if written:
-            self._paper.written()
+            self._shared_snapshot.written()
             self._left = self._stamp()
             self.heard(models)
         return written
 
 
 class Control:
-    """Control of one cluster, one process after the other; with a `seat`, one of several.
+    """Control of one cluster, one process after the other; with a `leadership`, one of several.
 
     `store` is where scaling state is kept; None: there is none.
     """
@@ -128,34 +128,34 @@ class Control:
         machine: Machine,
         group: asyncio.TaskGroup,
         folder: Path,
-        book: Book,
-        paper: Paper | None = None,
+        event_log: EventLog,
+        shared_snapshot: SharedSnapshot | None = None,
         store: Store | None = None,
         name: str = "control",
-        seat: Seat | None = None,
+        leadership: ControllerLeadership | None = None,
     ) -> None:
-        self.seat = seat
+        self.leadership = leadership
         self.name = name
         self._scales = bool(profile.scaling)
         self._store = store
         self._network = network
         self._machine = machine
         self._group = group
-        self._book = book
+        self._event_log = event_log
         self._places = Places(folder)
         self._generation = 0
         self._versions = {Kind.REPLICA: 0, Kind.GATEWAY: 0}
         self._artifact = artifact(profile)
         self._plan = _plan(profile, self._artifact, self._places)
-        self.paper = paper or Paper(self._places.snapshot)
-        self.snapshots = Snapshots(self.paper)
+        self.shared_snapshot = shared_snapshot or SharedSnapshot(self._places.snapshot)
+        self.snapshots = Snapshots(self.shared_snapshot)
         self._journal: Journal | None = None
         self._gone: dict[str, int] = {}
         """By unit, its last event before its slot was removed: a slot desired again starts over."""
         self._task: asyncio.Task[None] | None = None
         self.controller: Controller | None = None
         self.deployments: Deployments | None = None
-        self.stage: Stage | None = None
+        self.scenario: RolloutScenario | None = None
         """The source of rollouts; None: there are none."""
 
     @property
@@ -176,19 +176,19 @@ class Control:
     def start(self) -> None:
         """Start or restart it."""
         self._generation += 1
-        self._book.note(self.name, self._generation)
+        self._event_log.note(self.name, self._generation)
         with self._network.node(self.node):
             self._task = self._group.create_task(self._run())
 
     def kill(self) -> None:
         """Kill it; units keep running."""
         if self._task is not None:
-            self._book.note(f"{self.name} dies", self._generation)
+            self._event_log.note(f"{self.name} dies", self._generation)
             self._network.kill(self.node)
             self._task.cancel()
             self._task = self.controller = self.deployments = None
-            if self.stage is not None:
-                self.stage.hang_up()
+            if self.scenario is not None:
+                self.scenario.hang_up()
 
     end = kill
 
@@ -203,7 +203,7 @@ class Control:
     def freeze(self) -> None:
         """Stop its process until it is thawed."""
         if self.alive:
-            self._book.note("stopped", self.node)
+            self._event_log.note("stopped", self.node)
             self._network.freeze(self.node)
 
     def thaw(self) -> None:
@@ -214,7 +214,7 @@ class Control:
         """Require replacement of every unit of a kind."""
         self._versions[kind] += 1
         plan, version = self._plan, str(self._versions[kind])
-        self._book.note("upgrade", kind, version)
+        self._event_log.note("upgrade", kind, version)
         if kind is Kind.GATEWAY:
             self._plan = replace(plan, gateways=tuple(_changed(slot, version) for slot in plan.gateways))
         else:
@@ -226,14 +226,14 @@ class Control:
             self.controller.take_over(self._plan, None)
 
     async def _run(self) -> None:
-        seat = self.seat
-        if seat is None:
+        leadership = self.leadership
+        if leadership is None:
             await self._work(None)
             return
-        candidate = seat.candidate(self.node, lambda kind, why: self._book.note(kind, self.node))
+        candidate = leadership.candidate(self.node, lambda kind, why: self._event_log.note(kind, self.node))
         while self.controller is None or not self.controller.is_over:
             term = await candidate.elected(inline)
-            seat.begins(term, self.node)
+            leadership.begin_term(term, self.node)
             await self._lead(term)
         await candidate.resign(inline)
 
@@ -247,33 +247,33 @@ class Control:
             working.cancel()
         if self.controller is not None and not self.controller.is_over:
             self.controller = None
-            self._book.note("deposed", self.node)
+            self._event_log.note("deposed", self.node)
 
     def _provider(self, term: Term | None) -> MachineProvider:
-        if term is None or self.seat is None:
-            return MachineProvider(self._machine, self._book, None if self.stage is None else self)
-        reign, epoch = self.seat.reign, term.epoch
-        self.snapshots = Snapshots(self.paper, epoch)
-        self.snapshots.heard = lambda models: reign.acts(epoch, "a snapshot")
-        return FencedProvider(self._machine, self._book, term.fence, self.seat)
+        if term is None or self.leadership is None:
+            return MachineProvider(self._machine, self._event_log, None if self.scenario is None else self)
+        leader_check, epoch = self.leadership.leader_check, term.epoch
+        self.snapshots = Snapshots(self.shared_snapshot, epoch)
+        self.snapshots.heard = lambda models: leader_check.check_action(epoch, "a snapshot")
+        return FencedProvider(self._machine, self._event_log, term.fence, self.leadership)
 
     def _scaler(self, term: Term | None, journal: Journal, metrics: Metrics) -> Scaler | None:
         store = self._store
         if not self._scales or store is None:
             return None
-        if term is not None and self.seat is not None:
-            store = self.seat.guarded(term)
+        if term is not None and self.leadership is not None:
+            store = self.leadership.guarded(term)
         return Scaler(
             Documents(SCALES, lambda: store, self._plan.cluster), inline, note=journal.note, metrics=metrics
         )
 
     async def _work(self, term: Term | None) -> None:
-        stage = self.stage
+        scenario = self.scenario
         provider = self._provider(term)
         prober = Prober(self._places.peers)
         path = self._places.log.with_name(f"{self.name}.log")
-        journal = Journal(path, lambda event: self._book.note("journal", event.unit, event.state))
-        deployments = None if stage is None else stage.deployments()
+        journal = Journal(path, lambda event: self._event_log.note("journal", event.unit, event.state))
+        deployments = None if scenario is None else scenario.deployments()
         metrics = Metrics()
         self.controller = controller = Controller(
             self._plan,
@@ -304,7 +304,7 @@ class Control:
             try:
                 await deployments.begin(self._plan)
             except (StoreError, DeployRefused) as error:
-                self._book.note("control waits", error)
+                self._event_log.note("control waits", error)
                 await asyncio.sleep(TRY_AGAIN_S)
             else:
                 return
@@ -314,7 +314,7 @@ class Control:
         controller, journal = self.controller, self._journal
         for slot in {process.slot.id for process in self._machine.alive if process.slot.kind is Kind.REPLICA}:
             alive = [x.node for x in self._machine.alive if x.slot.id == slot]
-            self._book.expect(len(alive) <= 1, "one unit in a slot", " ".join(alive))
+            self._event_log.expect(len(alive) <= 1, "at most one unit per slot", " ".join(alive))
         if controller is None or journal is None:
             return
         told = {event.unit: event for event in journal.events if event.unit}
@@ -324,8 +324,8 @@ class Control:
             event = told.get(slot_state.id)
             tells = event is not None and event.number > self._gone.get(slot_state.id, 0)
             last = event.state if event is not None and tells else ReplicaState.STOPPED.value
-            self._book.expect(
-                last == slot_state.state.value, "the journal tells the state", f"{slot_state.id}: {last}"
+            self._event_log.expect(
+                last == slot_state.state.value, "the journal agrees with the state", f"{slot_state.id}: {last}"
             )
 
     @property
@@ -334,7 +334,7 @@ class Control:
         controller = self.controller
         if controller is None or controller.trouble:
             return False
-        plan = controller.plan if self.stage is not None or self._scales else self._plan
+        plan = controller.plan if self.scenario is not None or self._scales else self._plan
         wanted = {slot.id for slot in plan.slots}
         states = controller.state.slots
         digests = {slot.id: slot.digest for slot in plan.slots}
@@ -342,7 +342,7 @@ class Control:
             {s.id for s in states} == wanted == {x.slot.id for x in self._machine.alive}
             and all(s.state is ReplicaState.READY and not s.leaving for s in states)
             and all(x.slot.digest == digests[x.slot.id] and not x.asked for x in self._machine.alive)
-            and (self.stage is None or (self.stage.over and self._revisions == self.stage.wanted))
+            and (self.scenario is None or (self.scenario.over and self._revisions == self.scenario.wanted))
         )
 
     @property
@@ -357,13 +357,13 @@ class Control:
         """Control is about to ask a unit to stop."""
         spec, controller = process.spec, self.controller
         alone = sum(each.slot.id == process.slot.id for each in self._machine.alive) == 1
-        if self.stage and isinstance(spec, WorkerSpec) and controller and not controller.stopping and alone:
-            self.stage.stopped(spec.replica, spec.revision)
+        if self.scenario and isinstance(spec, WorkerSpec) and controller and not controller.stopping and alone:
+            self.scenario.stopped(spec.replica, spec.revision)
 
     def done(self, what: str) -> None:
         """Control has just started or stopped a unit."""
-        if self.stage is not None:
-            self.stage.done(what)
+        if self.scenario is not None:
+            self.scenario.done(what)
 
 
 def _changed(slot: Slot, version: str) -> Slot:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final, Protocol
 
 from forebay.core.reconcile import Kind
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.machine import Machine, Process
 from forebay.sim.full.replica import Health
 from forebay.sim.network.links import Shape
@@ -22,7 +22,7 @@ class Field(Protocol):
 
     network: Network
     machine: Machine
-    book: Book
+    event_log: EventLog
     clients: tuple[str, ...]
     wall_ahead_s: float
 
@@ -104,7 +104,7 @@ def _ill(attribute: str, draw: Callable[[Random], object]) -> Fault:
         if not slots:
             return None
         health = field.health(rng.choice(slots))
-        field.book.note("health", attribute)
+        field.event_log.note("health", attribute)
         setattr(health, attribute, draw(rng))
 
         def undo() -> None:
@@ -142,7 +142,7 @@ def _pair(field: Field, rng: Random) -> tuple[str, str] | None:
         return None
     a, b = rng.choice(ends[0]), rng.choice(ends[1])
     if a in field.clients:
-        field.book.disturb(a, "its network")
+        field.event_log.disturb(a, "its network")
     return a, b
 
 
@@ -154,7 +154,7 @@ def _slow_network(field: Field, rng: Random) -> Undo | None:
 
     def undo() -> None:
         if pair[0] in field.clients:  # until now it may have been notified late of closed connections
-            field.book.disturb(pair[0], "its network is quick again")
+            field.event_log.disturb(pair[0], "its network is quick again")
         field.network.quicken(*pair)
 
     return undo
@@ -169,7 +169,7 @@ def _partition(field: Field, rng: Random) -> Undo | None:
 
     def undo() -> None:
         if ends[0] in field.clients or ends[1] in field.clients:
-            field.book.disturb(ends[0] if ends[0] in field.clients else ends[1], "its network is back")
+            field.event_log.disturb(ends[0] if ends[0] in field.clients else ends[1], "its network is back")
         field.network.mend(*ends, both=both)
 
     return undo

@@ -28,7 +28,7 @@ from forebay.gateway.requests.relay import Relay
 from forebay.gateway.scheduling.scheduler import Scheduler
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.machine import RUNNING, ExitError, Process, standing_in
 from forebay.sim.full.rollouts.sides import Sides
 from forebay.wire.records import NO_CANDIDATES
@@ -101,12 +101,12 @@ class WatchedGateway(Gateway):
     """A gateway with checks at every step. Once killed, its actions no longer count."""
 
     def __init__(
-        self, scheduler: WatchedScheduler, metrics: Metrics, *, process: Process, book: Book, sides: Sides
+        self, scheduler: WatchedScheduler, metrics: Metrics, *, process: Process, event_log: EventLog, sides: Sides
     ) -> None:
         super().__init__(scheduler, metrics)
         scheduler.watched_by = self
         self.process = process
-        self.book = book
+        self.event_log = event_log
         self.notes = scheduler.notes
         self.sides = sides
         self.metrics = metrics
@@ -121,7 +121,7 @@ class WatchedGateway(Gateway):
     def handle(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """A request arrives."""
         id = exchange.header(b"x-request-id") or b""
-        self.book.note("take", self.process.node, id.decode())
+        self.event_log.note("take", self.process.node, id.decode())
         self.taken.setdefault(id, None)
         for served in self.served.values():
             self.shares[id] = served.split.share if served.split is not None else None
@@ -132,47 +132,51 @@ class WatchedGateway(Gateway):
         waiting = relay.served.waiting
         if relay in waiting.waiting():
             newcomers = sum(not (each.attempts or each.preempted) for each in waiting)
-            self._expect(newcomers <= waiting.size_max, "every queue keeps its limit", f"{newcomers} wait")
+            self._expect(newcomers <= waiting.size_max, "every queue stays within its limit", f"{newcomers} wait")
 
     def sending(self, relay: Relay, link: Link) -> None:
         """An attempt begins."""
         self._may_be_sent(relay, link)
-        self.book.note("send", self.process.node, relay.request_id.decode(), link.id, link.generation)
+        self.event_log.note("send", self.process.node, relay.request_id.decode(), link.id, link.generation)
 
     def sent(self, relay: Relay, begun: bool) -> None:
         """An attempt has begun; the response had `begun` before."""
         call = relay._call
         if begun and call is not None:
-            self._expect(CONTINUES in call.request, "after the first byte only a resume", relay.request_id.decode())
+            self._expect(
+                CONTINUES in call.request, "after the first byte a request is only resumed", relay.request_id.decode()
+            )
 
     def failing(self, relay: Relay, reason: str) -> None:
         """An attempt has failed."""
-        self.book.note("again", self.process.node, relay.request_id.decode(), reason)
+        self.event_log.note("again", self.process.node, relay.request_id.decode(), reason)
 
     def ending(self, relay: Relay, code: str) -> None:
         """A request has ended, and is about to be accounted for."""
         id = relay.request_id
-        self.book.note("over", self.process.node, id.decode(), code)
+        self.event_log.note("over", self.process.node, id.decode(), code)
         self._expect(self.taken.get(id) is None, "every request ends once", id.decode())
         self.taken[id] = relay
 
     def ended(self, relay: Relay) -> None:
         """A request has ended and is accounted for."""
-        self._expect(relay.exchange.finished, "who has ended has an answer", relay.request_id.decode())
+        self._expect(relay.exchange.finished, "an ended request has a response", relay.request_id.decode())
 
     def _expect(self, holds: object, rule: str, details: str) -> None:
         if self.process.alive:
-            self.book.expect(holds, rule, f"{self.process.node}: {details}")
+            self.event_log.expect(holds, rule, f"{self.process.node}: {details}")
 
     def _may_be_sent(self, relay: Relay, link: Link) -> None:
         name, served = f"{relay.request_id.decode()} to {link.id}.{link.generation}", relay.served
         wanted = self._wanted(served, link)
-        self._expect(wanted is not None, "nothing to an old generation", name)
+        self._expect(wanted is not None, "no request is sent to an old generation", name)
         if wanted is not None:
-            self._expect(wanted.state not in LEAVING, "nothing to a replica that control drains", name)
-        self._expect(link.reported in LIVE, "nothing to a replica that drains", f"{name}, {link.reported}")
-        self._expect(link.load < link.room, "nobody gets more than he has room for", f"{name}: {link.load}")
-        self._expect((link.id, link.generation) not in relay.tried, "never the same replica again", name)
+            self._expect(wanted.state not in LEAVING, "no request is sent to a replica that control drains", name)
+        self._expect(link.reported in LIVE, "no request is sent to a draining replica", f"{name}, {link.reported}")
+        self._expect(
+            link.load < link.room, "no replica gets more requests than it has room for", f"{name}: {link.load}"
+        )
+        self._expect((link.id, link.generation) not in relay.tried, "no retry on the same replica", name)
         now = self.now()
         live = [each for each in served.links if each.live]
         allowed = [live[at] for at in admissible([each.breaker for each in live], now)]
@@ -182,12 +186,14 @@ class WatchedGateway(Gateway):
                 share = self.shares.get(relay.request_id)
                 self.sides.check(relay, link, served.split, sound=others, share=share, expect=self._expect)
             others = [each for each in others if each.revision == link.revision]
-        self._expect(link in allowed or not others, "breakers are heeded", name)
+        self._expect(link in allowed or not others, "circuit breakers are respected", name)
         counts = served.routes.policy is Policy.LEAST_REQUESTS and not served.running[Band.BATCH]
         if counts and link.load and relay.band < Band.BATCH:
             better = [x for x in others if x.state is link.state and x.meter.handicap <= link.meter.handicap]
             free = [x.id for x in better if not x.load]
-            self._expect(not free, "nobody queues beside a free replica", f"{name}: {link.load}, {free}")
+            self._expect(
+                not free, "no request queues at a replica while another is free", f"{name}: {link.load}, {free}"
+            )
 
     def _wanted(self, served: Served, link: Link) -> Replica | None:
         assert self.snapshot is not None
@@ -201,23 +207,29 @@ class WatchedGateway(Gateway):
         """Check the invariants that hold between steps."""
         for served in self.served.values():
             bands = Counter(relay.ticket.band for link in links_of(served) for relay in link.attempts)
-            self._expect(served.running == [bands[band] for band in Band], "running by band", str(served.running))
+            self._expect(
+                served.running == [bands[band] for band in Band],
+                "running requests are counted by band",
+                str(served.running),
+            )
             for link in served.links:
                 self._check_link(link)
 
     def _check_link(self, link: Link) -> None:
         attempts = list(link.attempts)
         name = f"{link.id}.{link.generation}"
-        self._expect(link.load == len(attempts) + link.others, "load is attempts and others", name)
+        self._expect(link.load == len(attempts) + link.others, "load is the sum of attempts and other load", name)
         waits = sum(x.charge.tokens for x in attempts if x.charge is not None and x.charge.waits)
-        self._expect(link.meter._unprefilled == waits, "prompts that wait are counted once", name)
+        self._expect(link.meter._unprefilled == waits, "prompts before prefill are counted once", name)
         breaker = link.breaker
         trials = sum(relay.mark == breaker._epoch for relay in attempts)
         expected = trials if breaker.state is State.HALF_OPEN else 0
-        self._expect(breaker.probes == expected, "probes are counted", f"{name}: {breaker.probes}, {expected} run")
+        self._expect(
+            breaker.probes == expected, "breaker probes are counted", f"{name}: {breaker.probes}, {expected} run"
+        )
         for relay in attempts:
             there = relay.link is link and self.taken.get(relay.request_id) is None
-            self._expect(there, "an attempt belongs to a request", f"{relay.request_id.decode()} at {name}")
+            self._expect(there, "every attempt belongs to an open request", f"{relay.request_id.decode()} at {name}")
 
     @property
     def attempts(self) -> int:
@@ -237,11 +249,15 @@ class WatchedGateway(Gateway):
     def check_quiet(self) -> None:
         """Check the invariants of an idle gateway: counters are back at zero, and records agree."""
         self.check()
-        self._expect(self.attempts == 0, "nothing is in flight at the end", str(self.attempts))
-        self._expect(self.waiting == 0, "nobody waits at the end", str(self.waiting))
+        self._expect(self.attempts == 0, "no request is in flight at the end", str(self.attempts))
+        self._expect(self.waiting == 0, "no request is queued at the end", str(self.waiting))
         for served in self.served.values():
             for link in served.links:
-                self._expect(link.meter._since == 0 and not link.breaker.probes, "counters are back", link.id)
+                self._expect(
+                    link.meter._since == 0 and not link.breaker.probes,
+                    "meters and breakers are back at zero",
+                    link.id,
+                )
         open_ids = [id.decode() for id, relay in self.taken.items() if relay is None]
         known = {facts.decision.request_id for facts in self.notes.all}
         self._expect(not set(open_ids) - known, "every request ends", " ".join(sorted(set(open_ids) - known)))
@@ -293,7 +309,7 @@ async def gate(process: Process, log: structlog.stdlib.BoundLogger, seed: int) -
 
 
 @contextmanager
-def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[WatchedGateway]]:
+def watched(event_log: EventLog, log: structlog.stdlib.BoundLogger) -> Iterator[list[WatchedGateway]]:
     """Instrument gateway processes within the `with`; all that were ever started are in the list."""
     made: list[WatchedGateway] = []
     sides = Sides()
@@ -304,7 +320,7 @@ def watched(book: Book, log: structlog.stdlib.BoundLogger) -> Iterator[list[Watc
     def make(scheduler: WatchedScheduler, metrics: Metrics) -> WatchedGateway:
         process = RUNNING.get()
         assert process is not None
-        gateway = WatchedGateway(scheduler, metrics, process=process, book=book, sides=sides)
+        gateway = WatchedGateway(scheduler, metrics, process=process, event_log=event_log, sides=sides)
         made.append(gateway)
         return gateway
 

@@ -22,7 +22,7 @@ from forebay.core.reconcile import SeenUnit, Slot, UnitKey
 from forebay.gateway import pages, serve
 from forebay.net import ports
 from forebay.providers.protocol import ProviderError
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.network.network import Network
 from forebay.wire.documents import UNREADABLE
 
@@ -72,7 +72,7 @@ class Machine:
         network: Network,
         group: asyncio.TaskGroup,
         folder: Path,
-        book: Book,
+        event_log: EventLog,
         main: Callable[[Process], Awaitable[None]],
     ) -> None:
         self.processes: dict[UnitKey, Process] = {}
@@ -85,7 +85,7 @@ class Machine:
         self._network = network
         self._group = group
         self._folder = folder
-        self._book = book
+        self._event_log = event_log
         self._main = main
         self._pids = count(FIRST_PID)
         self._by_pid: dict[int, Process] = {}
@@ -100,7 +100,7 @@ class Machine:
         key, pid = (slot.id, generation), next(self._pids)
         process = Process(slot, generation, pid, self._folder / f"{slot.id}.{generation}.json")
         self.processes[key] = self._by_pid[pid] = process
-        self._book.note("start", process.node)
+        self._event_log.note("start", process.node)
         token = RUNNING.set(process)
         try:
             with self._network.node(process.node):
@@ -112,7 +112,7 @@ class Machine:
         """SIGTERM."""
         if process.alive and not process.asked:
             process.asked = True
-            self._book.note("ask", process.node)
+            self._event_log.note("ask", process.node)
             process.signal()
 
     def kill(self, process: Process, how: str = KILLED) -> None:
@@ -141,7 +141,7 @@ class Machine:
         except asyncio.CancelledError:
             self._end(process, KILLED)
         except Exception as mistake:
-            self._book.violated("a process crashed", f"{process.node}: {mistake!r}")
+            self._event_log.violated("no process crashes", f"{process.node}: {mistake!r}")
             self._end(process, "ended with exit code 70")
             raise
         else:
@@ -152,15 +152,15 @@ class Machine:
             return
         process.alive, process.ended = False, how
         if how == ENDED:
-            self._book.note("end", process.node)
+            self._event_log.note("end", process.node)
         else:
-            self._book.disturb(process.node, how)
+            self._event_log.disturb(process.node, how)
         self._network.kill(process.node)
         for event in self.changed:
             event.set()
 
 
-class Witness(Protocol):
+class ActionObserver(Protocol):
     """Observes control's actions."""
 
     def asks(self, process: Process) -> None:
@@ -171,27 +171,27 @@ class Witness(Protocol):
 
 
 class MachineProvider:
-    """The provider for this machine. `book` records forbidden actions."""
+    """The provider for this machine. `event_log` records forbidden actions."""
 
-    def __init__(self, machine: Machine, book: Book, witness: Witness | None = None) -> None:
+    def __init__(self, machine: Machine, event_log: EventLog, observer: ActionObserver | None = None) -> None:
         self._machine = machine
-        self._book = book
-        self._witness = witness
+        self._event_log = event_log
+        self._observer = observer
         self._knows = False
         self._change = asyncio.Event()
         machine.changed.append(self._change)
 
     async def place(self, slot: Slot, generation: int) -> None:
         machine = self._machine
-        self._book.expect(self._knows, "no action on what is unknown", f"place {slot.id}.{generation}")
+        self._event_log.expect(self._knows, "no action while the units are unknown", f"place {slot.id}.{generation}")
         if machine.refuses:
             raise ProviderError(machine.refuses)
         if (slot.id, generation) in machine.processes:
             raise ProviderError(f"{slot.id} generation {generation} exists already")
-        self._book.note("place", slot.id, generation)
+        self._event_log.note("place", slot.id, generation)
         machine.start(slot, generation)
-        if self._witness is not None:
-            self._witness.done("place")
+        if self._observer is not None:
+            self._observer.done("place")
 
     async def observe(self) -> tuple[SeenUnit, ...]:
         self._knows = not self._machine.unreachable
@@ -200,7 +200,7 @@ class MachineProvider:
         return tuple(_seen(process) for _, process in sorted(self._machine.processes.items()))
 
     async def remove(self, slot: str, generation: int, grace_s: float) -> None:
-        self._book.expect(self._knows, "no action on what is unknown", f"remove {slot}.{generation}")
+        self._event_log.expect(self._knows, "no action while the units are unknown", f"remove {slot}.{generation}")
         process = self._machine.processes.get((slot, generation))
         if process is None:
             return
@@ -210,11 +210,11 @@ class MachineProvider:
         elif grace_s <= 0:
             self._machine.kill(process)
         else:
-            if self._witness is not None and not process.asked:
-                self._witness.asks(process)
+            if self._observer is not None and not process.asked:
+                self._observer.asks(process)
             self._machine.ask(process)
-        if self._witness is not None:
-            self._witness.done("remove")
+        if self._observer is not None:
+            self._observer.done("remove")
 
     async def changed(self) -> None:
         await self._change.wait()

@@ -18,7 +18,7 @@ from forebay.engines.protocol import Detokenize, Embed, Event, Failed, Generate,
 from forebay.engines.synthetic import SyntheticEngine
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.machine import ExitError, Process
 from forebay.wire.http1 import JSON
 from forebay.worker.call import EVENT_STREAM
@@ -200,7 +200,7 @@ class WatchedShell(Shell):
     """Records requests, and responds with garbage if told to."""
 
     health: Health
-    book: Book
+    event_log: EventLog
     node: str
     die: Callable[[], object]
 
@@ -213,7 +213,7 @@ class WatchedShell(Shell):
         """Handle one exchange."""
         id = exchange.header(b"x-request-id")
         if exchange.method == b"POST" and id is not None:
-            self.book.note("work", self.node, id.decode(), exchange.header(b"x-forebay-continue") is not None)
+            self.event_log.note("work", self.node, id.decode(), exchange.header(b"x-forebay-continue") is not None)
             if self.health.chance.random() < self.health.nature.dies:
                 self.die()
                 return
@@ -235,7 +235,11 @@ def _garbage(exchange: Exchange) -> None:
 
 
 async def work(
-    process: Process, health: Health, book: Book, log: structlog.stdlib.BoundLogger, die: Callable[[], object]
+    process: Process,
+    health: Health,
+    event_log: EventLog,
+    log: structlog.stdlib.BoundLogger,
+    die: Callable[[], object],
 ) -> None:
     """Run a worker on this node until it is asked to stop; `die` ends its process at once. Raises `ExitError`."""
     spec = process.spec
@@ -244,7 +248,7 @@ async def work(
     await asyncio.sleep(health.listen_s)
     engine = health.engine = LocalEngine(spec, health, log)
     shell = WatchedShell(spec, engine, Meters(Metrics(), spec, __version__), log)
-    shell.health, shell.book, shell.node, shell.die = health, book, process.node, die
+    shell.health, shell.event_log, shell.node, shell.die = health, event_log, process.node, die
     health.shell = shell
     stop = asyncio.Event()
     process.signal = stop.set

@@ -12,20 +12,20 @@ import structlog
 from forebay.core.errors import OK
 from forebay.core.model import GatewaySpec, Snapshot, WorkerSpec
 from forebay.core.reconcile import Kind
-from forebay.sim.full.book import Book
-from forebay.sim.full.clients import Asked, Connection, Ending, judge, make_body, undisturbed
+from forebay.sim.full.clients import ClientRequest, Connection, Ending, judge, make_body, undisturbed
 from forebay.sim.full.control import GATEWAY_PORT, KNOWN_AFTER_S, Control, artifact
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.faults import FAULTS, Undo
 from forebay.sim.full.gateways import WatchedGateway, gate, wanted_by
+from forebay.sim.full.leading.controller_group import ControllerGroup
 from forebay.sim.full.leading.faults import FAULTS as OF_LEADERS
-from forebay.sim.full.leading.several import Several
 from forebay.sim.full.machine import Machine, Process
 from forebay.sim.full.profile import Profile
 from forebay.sim.full.replica import Health, work
 from forebay.sim.full.rollouts.faults import FAULTS as OF_ROLLOUTS
-from forebay.sim.full.rollouts.stage import Stage
+from forebay.sim.full.rollouts.scenario import RolloutScenario
 from forebay.sim.full.rollouts.store import open_quick
-from forebay.sim.full.scaling.people import Hand
+from forebay.sim.full.scaling.operator import ScalingOperator
 from forebay.sim.loop import VirtualLoop
 from forebay.sim.network.network import Network
 
@@ -69,24 +69,24 @@ class World:
         network: Network,
         group: asyncio.TaskGroup,
         folder: Path,
-        book: Book,
+        event_log: EventLog,
         gateways: list[WatchedGateway],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.profile = profile
         self.network = network
-        self.book = book
+        self.event_log = event_log
         self.clients = CLIENTS
-        self.machine = Machine(network, group, folder, book, self._main)
+        self.machine = Machine(network, group, folder, event_log, self._main)
         self._store = open_quick(f"sqlite:///{folder / 'control.db'}") if profile.stores else None
         self.control = self._control(profile, group, folder)
-        self.hand = self._hand(seed) if profile.scaling else None
-        self.stage = self._stage(seed, group, folder) if profile.rollouts else None
-        if self.stage is not None:
-            self.control.stage, self.control.snapshots.heard = self.stage, self.stage.published
+        self.scaling_operator = self._scaling_operator(seed) if profile.scaling else None
+        self.scenario = self._scenario(seed, group, folder) if profile.rollouts else None
+        if self.scenario is not None:
+            self.control.scenario, self.control.snapshots.heard = self.scenario, self.scenario.published
         self.gateways = gateways
         self.wall_ahead_s = 0.0
-        self.asked: list[Asked] = []
+        self.asked: list[ClientRequest] = []
         self._rng = Random(f"world {seed}")  # noqa: S311 - chance that can be repeated
         self._seed = seed
         self._group = group
@@ -99,20 +99,30 @@ class World:
         self._network_well_at = 0.0
         self._now = asyncio.get_running_loop().time
 
-    def _control(self, profile: Profile, group: asyncio.TaskGroup, folder: Path) -> Control | Several:
-        network, machine, book, store = self.network, self.machine, self.book, self._store
+    def _control(self, profile: Profile, group: asyncio.TaskGroup, folder: Path) -> Control | ControllerGroup:
+        network, machine, event_log, store = self.network, self.machine, self.event_log, self._store
         if profile.controls == 1 or store is None:
             return Control(
-                profile, network=network, machine=machine, group=group, folder=folder, book=book, store=store
+                profile,
+                network=network,
+                machine=machine,
+                group=group,
+                folder=folder,
+                event_log=event_log,
+                store=store,
             )
-        return Several(profile, network=network, machine=machine, group=group, folder=folder, book=book, store=store)
+        return ControllerGroup(
+            profile, network=network, machine=machine, group=group, folder=folder, event_log=event_log, store=store
+        )
 
-    def _hand(self, seed: int) -> Hand:
+    def _scaling_operator(self, seed: int) -> ScalingOperator:
         profile, chance = self.profile, Random(f"scaling {seed}")  # noqa: S311 - chance that can be repeated
-        return Hand(profile.replicas, profile.replicas_max, chance, self.book, lambda: self.control.controller)
+        return ScalingOperator(
+            profile.replicas, profile.replicas_max, chance, self.event_log, lambda: self.control.controller
+        )
 
-    def _stage(self, seed: int, group: asyncio.TaskGroup, folder: Path) -> Stage:
-        return Stage(
+    def _scenario(self, seed: int, group: asyncio.TaskGroup, folder: Path) -> RolloutScenario:
+        return RolloutScenario(
             self.profile.rollouts,
             Random(f"rollouts {seed}"),  # noqa: S311 - chance that can be repeated
             cluster=self.control.plan.cluster,
@@ -120,7 +130,7 @@ class World:
             replicas=self.profile.replicas,
             whole=self.profile.calm and "replica-dies" not in self.profile.faults,
             folder=folder,
-            book=self.book,
+            event_log=self.event_log,
             control=self.control,
             group=group,
         )
@@ -135,16 +145,16 @@ class World:
     @property
     def snapshot(self) -> Path:
         """The snapshot file."""
-        return self.control.paper.path
+        return self.control.shared_snapshot.path
 
     @property
     def snapshots(self) -> list[bytes]:
         """Earlier snapshots."""
-        return self.control.paper.all[:-1]
+        return self.control.shared_snapshot.all[:-1]
 
     def change_snapshot(self, data: bytes) -> None:
         """Another process overwrites the snapshot file."""
-        self.control.paper.change(data)
+        self.control.shared_snapshot.change(data)
 
     def health(self, slot: str) -> Health:
         """The health of the replicas in a slot, which outlives each of them."""
@@ -167,23 +177,23 @@ class World:
         """Run everything, from start to end."""
         self.control.start()
         if not await self._until(lambda: self.in_order, START_S_MAX):
-            self.book.violated("a cluster starts", self._what_is_wrong())
+            self.event_log.violated("the cluster starts", self._what_is_wrong())
             return
-        self.book.note("phase", "chaos")
-        if self.stage is not None:
-            self.stage.begin()
-        scaling = self._group.create_task(self.hand.run()) if self.hand is not None else None
+        self.event_log.note("phase", "chaos")
+        if self.scenario is not None:
+            self.scenario.begin()
+        scaling = self._group.create_task(self.scaling_operator.run()) if self.scaling_operator is not None else None
         watching = self._group.create_task(self._watch())
         loading = self._group.create_task(self._load())
         harming = self._group.create_task(self._harm())
         await asyncio.sleep(self.profile.chaos_s)
         loading.cancel()
         harming.cancel()
-        self.book.note("phase", "heal")
+        self.event_log.note("phase", "heal")
         self._heal()
-        heal_s_max = HEAL_S_MAX + ROLLOUT_S_MAX * bool(self.stage)
+        heal_s_max = HEAL_S_MAX + ROLLOUT_S_MAX * bool(self.scenario)
         healed = await self._until(lambda: self.in_order and not self._asking, heal_s_max)
-        self.book.expect(healed, "all is in order again", self._what_is_wrong())
+        self.event_log.expect(healed, "the cluster recovers", self._what_is_wrong())
         epoch = self.control.epoch
         if healed:
             await self._probe()
@@ -201,8 +211,8 @@ class World:
         for process in self.machine.alive:
             self.machine.kill(process)
         await asyncio.sleep(0)
-        if self.stage is not None:
-            self.stage.close()
+        if self.scenario is not None:
+            self.scenario.close()
         if self._store is not None:
             self._store.close()
 
@@ -212,10 +222,10 @@ class World:
             await gate(process, self._log, self._seed)
         else:
             health, spec = self.health(process.slot.id), process.spec
-            if self.stage is not None and isinstance(spec, WorkerSpec):
-                health.nature = self.stage.nature(spec.revision)
+            if self.scenario is not None and isinstance(spec, WorkerSpec):
+                health.nature = self.scenario.nature(spec.revision)
             call_soon = asyncio.get_running_loop().call_soon
-            await work(process, health, self.book, self._log, partial(call_soon, self.machine.kill, process))
+            await work(process, health, self.event_log, self._log, partial(call_soon, self.machine.kill, process))
 
     async def _until(self, holds: Callable[[], bool], seconds_max: float) -> bool:
         until = self._now() + seconds_max
@@ -233,8 +243,8 @@ class World:
     @property
     def in_order(self) -> bool:
         """Whether the desired state is reached, and every gateway knows."""
-        replicas = len(self.stage.wanted) if self.stage is not None else self.profile.replicas
-        set_back = self.hand is None or not self.hand.rests or self.hand.done
+        replicas = len(self.scenario.wanted) if self.scenario is not None else self.profile.replicas
+        set_back = self.scaling_operator is None or not self.scaling_operator.restoring or self.scaling_operator.done
         return (
             set_back
             and self.control.settled
@@ -263,7 +273,7 @@ class World:
 
     async def _watch(self) -> None:
         while True:
-            told = self.control.paper.told
+            told = self.control.shared_snapshot.propagated
             for gateway in self.live_gateways:
                 gateway.check()
             if told is not None:
@@ -279,11 +289,13 @@ class World:
             known = gateway.snapshot
             if self._now() - gateway.began <= KNOWN_AFTER_S or (known is not None and known.epoch > told.epoch):
                 continue
-            self.book.expect(known == told, "gateways route on what control says", gateway.process.node)
+            self.event_log.expect(known == told, "gateways use the published snapshot", gateway.process.node)
             for link in [link for served in gateway.served.values() for link in served.links if link.live]:
                 generation = routed.setdefault(link.id, link.generation)
                 twice = f"{link.id}: {generation}, {link.generation}"
-                self.book.expect(generation == link.generation, "no two generations are routed at once", twice)
+                self.event_log.expect(
+                    generation == link.generation, "all gateways route to the same generation", twice
+                )
 
     def _check_work(self) -> None:
         """No worker works on requests that no gateway waits for, as far as the network lets it know."""
@@ -294,7 +306,7 @@ class World:
         shells = [health.shell for health in self._health.values() if health.shell is not None]
         unwanted = frozenset(id for shell in shells for id in shell.working) - wanted
         for id in sorted(unwanted & self._unwanted):
-            self.book.violated("nobody works for who has left", id)
+            self.event_log.violated("no worker works on a cancelled request", id)
         self._unwanted = unwanted
 
     # --- clients
@@ -309,35 +321,35 @@ class World:
             asked.slow = rng.random() < profile.slow
             self._ask(asked)
 
-    def _make(self) -> Asked:
+    def _make(self) -> ClientRequest:
         rng, profile = self._rng, self.profile
         stream = rng.random() < profile.streams
         body = make_body(rng, stream=stream, tokens_max=profile.tokens_max)
         more = b"x-forebay-priority: batch\r\n" if rng.random() < profile.batch else b""
-        if self.stage is not None:
+        if self.scenario is not None:
             more += b"x-forebay-session: caller-%d\r\n" % rng.randrange(CALLERS)
         node = CLIENTS[rng.randrange(len(CLIENTS))]
-        asked = Asked(f"r{len(self.asked)}", body, undisturbed(body), stream=stream, node=node, more=more)
+        asked = ClientRequest(f"r{len(self.asked)}", body, undisturbed(body), stream=stream, node=node, more=more)
         self.asked.append(asked)
         return asked
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: ClientRequest) -> None:
         with self.network.node(asked.node):
             task = self._group.create_task(self._one(asked))
         self._asking[task] = None
         task.add_done_callback(self._asking.pop)
 
-    async def _one(self, asked: Asked) -> None:
+    async def _one(self, asked: ClientRequest) -> None:
         asked.began = self._now()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._connect(asked.node)
         except OSError:  # a TimeoutError is one
             asked.ending, asked.ended = Ending.REFUSED, self._now()
-            self.book.note("client", asked.id, asked.ending)
+            self.event_log.note("client", asked.id, asked.ending)
             return
         await connection.ask(asked)
-        self.book.note("client", asked.id, asked.ending, asked.code, asked.status, asked.events, len(asked.text))
+        self.event_log.note("client", asked.id, asked.ending, asked.code, asked.status, asked.events, len(asked.text))
         if connection.open:
             self._idle[asked.node].append(connection)
 
@@ -349,11 +361,11 @@ class World:
             if connection.open:
                 return connection
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: Connection(self.book), HOST, GATEWAY_PORT)
+        _, connection = await loop.create_connection(lambda: Connection(self.event_log), HOST, GATEWAY_PORT)
         return connection
 
     def _judge(self) -> None:
-        strict = self.profile.calm and not (self.stage is not None and self.stage.operator.regrets)
+        strict = self.profile.calm and not (self.scenario is not None and self.scenario.operator.regrets)
         spent = {  # every replica it was sent to died, up to the retry limit
             relay.request_id
             for gateway in self.gateways
@@ -361,15 +373,17 @@ class World:
             if relay is not None and relay.retries >= GatewaySpec.retries_max
         }
         for asked in self.asked:
-            self.book.expect(asked.ending is not Ending.OPEN, "no silence", asked.id)
+            self.event_log.expect(asked.ending is not Ending.OPEN, "every request is answered", asked.id)
             id = asked.id.encode()
             nodes = [gateway.process.node for gateway in self.gateways if id in gateway.taken]
             since, until = asked.began - EXCUSED_S, asked.ended + EXCUSED_S
-            judge(asked, self.book, self.book.disturbed(since, until, [*nodes, asked.node] if nodes else ()))
+            judge(
+                asked, self.event_log, self.event_log.disturbed(since, until, [*nodes, asked.node] if nodes else ())
+            )
             well = asked.ending in (Ending.COMPLETE, Ending.LEFT)
             what = f"{asked.id} {asked.ending} {asked.code} {asked.status}"
             well = well or id in spent
-            self.book.expect(well or not strict, "no request fails where nothing but control does", what)
+            self.event_log.expect(well or not strict, "no request fails while only control fails", what)
         right = {asked.id: asked.right for asked in self.asked}
         for gateway in self.gateways:
             for decision in (facts.decision for facts in gateway.notes.all):
@@ -378,7 +392,9 @@ class World:
                     continue
                 told = decision.prompt_tokens, decision.completion_tokens
                 wanted = true.prompt_tokens, true.completion_tokens
-                self.book.expect(told == wanted, "usage is what was used", f"{decision.request_id}: {told}, {wanted}")
+                self.event_log.expect(
+                    told == wanted, "the recorded usage is correct", f"{decision.request_id}: {told}, {wanted}"
+                )
 
     # --- faults
 
@@ -387,10 +403,10 @@ class World:
         while kinds:
             await asyncio.sleep(rng.expovariate(1 / self.profile.fault_every_s))
             kind = rng.choice(kinds)
-            self.book.note("harm", kind)
-            if self.stage is not None and kind in OF_ROLLOUTS:
-                undo = OF_ROLLOUTS[kind](self.stage, rng)
-            elif isinstance(self.control, Several) and kind in OF_LEADERS:
+            self.event_log.note("harm", kind)
+            if self.scenario is not None and kind in OF_ROLLOUTS:
+                undo = OF_ROLLOUTS[kind](self.scenario, rng)
+            elif isinstance(self.control, ControllerGroup) and kind in OF_LEADERS:
                 undo = OF_LEADERS[kind](self.control, rng)
             else:
                 undo = FAULTS[kind](self, rng)
@@ -411,10 +427,10 @@ class World:
         for number in list(self._undo):
             self._end_fault(number)
         self.network.heal()
-        if self.stage is not None:
-            self.stage.heal()
-        if self.hand is not None:
-            self.hand.rests = True
+        if self.scenario is not None:
+            self.scenario.heal()
+        if self.scaling_operator is not None:
+            self.scaling_operator.restoring = True
 
     # --- after the healing
 
@@ -426,15 +442,17 @@ class World:
             self._ask(asked)
             await self._until(lambda: not self._asking, HEAL_S_MAX)
             await asyncio.sleep(PROBE_EVERY_S)
-            well = asked.ending is Ending.COMPLETE or (self.stage is not None and self.stage.operator.regrets)
-            self.book.expect(well, "after the healing all succeeds", f"{asked.id} {asked.ending} {asked.code}")
+            well = asked.ending is Ending.COMPLETE or (self.scenario is not None and self.scenario.operator.regrets)
+            self.event_log.expect(
+                well, "every request succeeds after recovery", f"{asked.id} {asked.ending} {asked.code}"
+            )
         await self._try_all()
         await asyncio.sleep(1.0)
         for gateway in self.live_gateways:
             gateway.check_quiet()
         self.control.check()
-        if self.stage is not None:
-            self.stage.check_agreement()
+        if self.scenario is not None:
+            self.scenario.check_agreement()
 
     async def _try_all(self) -> None:
         """Close all breakers again by sending enough requests for all replicas."""
@@ -447,7 +465,7 @@ class World:
                 self._ask(self._make())
             await self._until(lambda: not self._asking, HEAL_S_MAX)
             await asyncio.sleep(PROBE_EVERY_S)
-        self.book.violated("breakers close again", self._what_is_wrong())
+        self.event_log.violated("circuit breakers close again", self._what_is_wrong())
 
     def _hang_up(self) -> None:
         for connections in self._idle.values():
@@ -458,18 +476,20 @@ class World:
         self._hang_up()
         controller = self.control.controller
         assert controller is not None
-        if self.stage is not None:
-            self.stage.end()
+        if self.scenario is not None:
+            self.scenario.end()
         self.control.retire()
         controller.stop()
         stopped = await self._until(lambda: controller.is_over, STOP_S_MAX)
-        self.book.expect(stopped, "a cluster stops", str(controller.phase))
-        self.book.expect(not self.machine.processes, "nothing runs on", " ".join(x.node for x in self.machine.alive))
+        self.event_log.expect(stopped, "the cluster stops", str(controller.phase))
+        self.event_log.expect(
+            not self.machine.processes, "no process survives the stop", " ".join(x.node for x in self.machine.alive)
+        )
         await asyncio.sleep(1.0)
-        self.book.expect(not self.network.connections, "no connection is left", str(self.network.connections))
+        self.event_log.expect(not self.network.connections, "no connection is left", str(self.network.connections))
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self.book.expect(len(loop.waiting()) == OWN_TASKS, "no task is left", "; ".join(loop.waiting()))
+        self.event_log.expect(len(loop.waiting()) == OWN_TASKS, "no task is left", "; ".join(loop.waiting()))
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from forebay.core.deploy.course import Course, Kind
 from forebay.core.rollout import Step
 from forebay.sim.full.chaos import Verdict, chaos
 from forebay.sim.full.profile import Profile, draw
-from forebay.sim.full.rollouts import people
+from forebay.sim.full.rollouts import operator
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.slow]
 
@@ -33,9 +33,9 @@ def ended(verdict: Verdict) -> list[str]:
 
 def undisturbed(nature: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Verdict:
     """A canary with half of a good deal of traffic, for so long; only then somebody decides what is open."""
-    monkeypatch.setattr(people, "draw_course", lambda kind, rng: LONG)
-    monkeypatch.setattr(people, "PATIENCE_S", (seconds, seconds))
-    monkeypatch.setattr(people, "WHIM", 0.0)
+    monkeypatch.setattr(operator, "draw_course", lambda kind, rng: LONG)
+    monkeypatch.setattr(operator, "PATIENCE_S", (seconds, seconds))
+    monkeypatch.setattr(operator, "WHIM", 0.0)
     profile = replace(
         draw(Random(f"profile {FIRST}"), faults=False),
         policy="least_requests", gateways=2, replicas=4, concurrency=5, step_ms=20.0, tokens_max=20, leaving=0.0,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final, Protocol
 
-from forebay.sim.full.leading.seats import Seat, nothing
+from forebay.sim.full.leading.leadership import ControllerLeadership, nothing
 
 Undo = Callable[[], None]
 
@@ -17,7 +17,7 @@ class Member(Protocol):
         """Whether its process runs."""
 
     @property
-    def seat(self) -> Seat | None:
+    def leadership(self) -> ControllerLeadership | None:
         """Its lease and fence, if it is one of several."""
 
     def kill(self) -> None:
@@ -76,13 +76,13 @@ def _stops(field: Field, rng: Random) -> Undo | None:
 def _stops_acting(field: Field, rng: Random) -> Undo | None:
     """Stop the leader at its next action, after it has checked that it may act."""
     leader = field.leader
-    if leader is None or leader.seat is None:
+    if leader is None or leader.leadership is None:
         return None
-    seat = leader.seat
-    seat.before_act = leader.freeze
+    leadership = leader.leadership
+    leadership.before_act = leader.freeze
 
     def undo() -> None:
-        seat.before_act = nothing
+        leadership.before_act = nothing
         leader.thaw()
 
     return undo
@@ -99,7 +99,7 @@ def _all_lose_store(field: Field, rng: Random) -> Undo:
 
 
 def _without_store(members: Iterable[Member]) -> Undo:
-    stores = [member.seat.store for member in members if member.seat is not None]
+    stores = [member.leadership.store for member in members if member.leadership is not None]
     for store in stores:
         store.down = True
 

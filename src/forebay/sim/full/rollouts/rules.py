@@ -7,8 +7,8 @@ from forebay.core.deploy.course import replicas_for
 from forebay.core.deploy.rollout import Phase, Rollout
 from forebay.core.model import ModelRoutes
 from forebay.core.routing import LIVE
-from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.replica import Nature
 from forebay.store.events import Event
 from forebay.store.rollouts import Known, Rollouts, replay
@@ -19,7 +19,7 @@ SHARE_ERROR: Final = 1e-9
 class Facts(Protocol):
     """What the invariants compare."""
 
-    book: Book
+    event_log: EventLog
     truth: Rollouts
     """The stored state, whatever control knows of it."""
     declared: str
@@ -57,7 +57,7 @@ def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
     """A snapshot was written."""
     known = facts.truth.known()
     rows = {row.rollout.id: row for row in known.rollouts}
-    expect = facts.book.expect
+    expect = facts.event_log.expect
     for routes in models:
         split, row = routes.split, rows.get(routes.split.rollout) if routes.split else None
         live = [each.revision for each in routes.replicas if each.state in LIVE]
@@ -65,18 +65,26 @@ def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
         floor = sum(revision in serves.values() for revision in live)
         dies = any(facts.nature(revision).dies for revision in serves.values())
         if facts.whole and not dies:
-            expect(floor >= facts.replicas, "never fewer replicas than before", f"{live} of {serves}")
+            expect(floor >= facts.replicas, "never fewer ready replicas than before", f"{live} of {serves}")
         if split is None:
             continue
-        expect(row is not None, "nothing is published that is not stored", split.rollout)
+        expect(row is not None, "no rollout is published before it is stored", split.rollout)
         if row is None:
             continue
         surest = facts.surest[split.rollout]
-        expect(split.share <= surest + SHARE_ERROR, "no share before it is stored", f"{split}, {row.rollout}")
+        expect(
+            split.share <= surest + SHARE_ERROR,
+            "no share is published before it is stored",
+            f"{split}, {row.rollout}",
+        )
         ready = live.count(split.canary)
         carried = split.share <= 0 or replicas_for(split.share, facts.replicas) <= ready
         if row.rollout.phase is not Phase.PROMOTED:
-            expect(carried, "no share that nobody can carry", f"{split.share:.3f} on {ready} of {facts.replicas}")
+            expect(
+                carried,
+                "no share exceeds what ready replicas carry",
+                f"{split.share:.3f} on {ready} of {facts.replicas}",
+            )
 
 
 def check_agreement(standings: tuple[Standing, ...], facts: Facts) -> None:
@@ -84,12 +92,12 @@ def check_agreement(standings: tuple[Standing, ...], facts: Facts) -> None:
     known = facts.truth.known()
     stored = {row.rollout.id: _state(row.rollout) for row in known.rollouts}
     told = {standing.rollout.id: _state(standing.rollout) for standing in standings}
-    facts.book.expect(told == stored, "control and store agree", f"{told} {stored}")
+    facts.event_log.expect(told == stored, "control and store agree", f"{told} {stored}")
     targets, rollouts = replay(facts.events())
-    facts.book.expect(
+    facts.event_log.expect(
         targets == {target.model: target for target in known.targets}
         and all(rollouts.get(row.rollout.id) == (row.rollout, row.held) for row in known.rollouts),
-        "the event log replays to what is stored",
+        "the event log replays to the stored state",
     )
 
 
@@ -100,4 +108,4 @@ def _state(rollout: Rollout) -> tuple[str, Phase, float]:
 def check_stopped(slot: str, revision: str, facts: Facts) -> None:
     """Control asks a healthy unit to stop."""
     serves = wanted(facts.truth.known(), facts.declared, facts.replicas)
-    facts.book.expect(serves.get(slot) != revision, "what serves is not stopped", f"{slot} with {revision}")
+    facts.event_log.expect(serves.get(slot) != revision, "no serving replica is stopped", f"{slot} with {revision}")

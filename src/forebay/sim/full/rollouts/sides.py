@@ -29,7 +29,7 @@ class Sides:
         if split.sticky is Sticky.CALLER and split.share == share:
             caller = split.rollout, split.share, relay.exchange.header(SESSION) or b""
             arm = self._of.setdefault(caller, side.arm)
-            expect(arm is side.arm, "a caller stays on one side", f"{name}: {side.arm}")
+            expect(arm is side.arm, "a caller stays in one arm", f"{name}: {side.arm}")
         if side.stays or failed:
             return
         at_canary = link.revision == split.canary
@@ -38,6 +38,4 @@ class Sides:
         if split.share >= 1 or (split.share > 0 and side.arm is Arm.CANARY):
             expect(at_canary or not canary, "a canary gets its share", f"{name}: {canary} are free")
         else:
-            expect(
-                not at_canary or not stable, "nothing but its share goes to a canary", f"{name}: {stable} are free"
-            )
+            expect(not at_canary or not stable, "a canary gets no more than its share", f"{name}: {stable} are free")

@@ -7,21 +7,21 @@ from forebay.control.deploying import Deployments
 from forebay.control.loop import Controller
 from forebay.control.plan import Places, Plan
 from forebay.core.reconcile import Kind
-from forebay.sim.full.book import Book
-from forebay.sim.full.control import CLUSTER, Control, Paper, Snapshots
-from forebay.sim.full.leading.seats import Reign, Seat
+from forebay.sim.full.control import CLUSTER, Control, SharedSnapshot, Snapshots
+from forebay.sim.full.event_log import EventLog
+from forebay.sim.full.leading.leadership import ControllerLeadership, LeaderCheck
 from forebay.sim.full.machine import Machine
 from forebay.sim.full.profile import Profile
-from forebay.sim.full.rollouts.stage import Stage
+from forebay.sim.full.rollouts.scenario import RolloutScenario
 from forebay.sim.network.network import Network
 from forebay.store.database import Store
 
 
-class Several:
+class ControllerGroup:
     """The controls of a profile, each its own process, with one store and one snapshot file."""
 
     deployments: Deployments | None = None
-    stage: Stage | None = None
+    scenario: RolloutScenario | None = None
 
     def __init__(
         self,
@@ -31,17 +31,18 @@ class Several:
         machine: Machine,
         group: asyncio.TaskGroup,
         folder: Path,
-        book: Book,
+        event_log: EventLog,
         store: Store,
     ) -> None:
-        self.reign = Reign(book)
-        self._book = book
+        self.leader_check = LeaderCheck(event_log)
+        self._event_log = event_log
         places = Places(folder)
-        self.paper = paper = Paper(places.snapshot)
+        self.shared_snapshot = shared_snapshot = SharedSnapshot(places.snapshot)
         self.members = tuple(
             Control(
-                profile, network=network, machine=machine, group=group, folder=folder, book=book, paper=paper,
-                store=store, name=f"control-{number}", seat=Seat(store, CLUSTER, places.epochs, self.reign),
+                profile, network=network, machine=machine, group=group, folder=folder, event_log=event_log,
+                shared_snapshot=shared_snapshot, store=store, name=f"control-{number}",
+                leadership=ControllerLeadership(store, CLUSTER, places.epochs, self.leader_check),
             )
             for number in range(profile.controls)
         )  # fmt: skip
@@ -52,8 +53,13 @@ class Several:
     def leader(self) -> Control | None:
         """The rightful leader, if its process runs."""
         for member in self.members:
-            seat = member.seat
-            if member.alive and seat is not None and seat.leads and seat.epoch == self.reign.epoch:
+            leadership = member.leadership
+            if (
+                member.alive
+                and leadership is not None
+                and leadership.leads
+                and leadership.epoch == self.leader_check.epoch
+            ):
                 self._last = member
                 return member
         return None
@@ -61,7 +67,7 @@ class Several:
     @property
     def epoch(self) -> int:
         """The epoch of the latest leader."""
-        return self.reign.epoch
+        return self.leader_check.epoch
 
     @property
     def node(self) -> str:
@@ -120,12 +126,16 @@ class Several:
     def settled(self) -> bool:
         """Whether the desired state is reached, with one leader and all controls running."""
         leader = self.leader
-        if leader is None or leader.seat is None or not leader.seat.sure:
+        if leader is None or leader.leadership is None or not leader.leadership.has_valid_lease:
             return False
         return leader.settled and all(member.alive for member in self.members)
 
     def check_leader(self, epoch: int) -> None:
         """Check that exactly one control leads, still with this epoch."""
-        leading = [member.node for member in self.members if member.seat is not None and member.seat.leads]
-        told = f"{', '.join(leading) or 'nobody'}, epoch {self.reign.epoch} after {epoch}"
-        self._book.expect(len(leading) == 1 and self.reign.epoch == epoch, "after the healing one leads", told)
+        leading = [
+            member.node for member in self.members if member.leadership is not None and member.leadership.leads
+        ]
+        told = f"{', '.join(leading) or 'nobody'}, epoch {self.leader_check.epoch} after {epoch}"
+        self._event_log.expect(
+            len(leading) == 1 and self.leader_check.epoch == epoch, "exactly one control leads after recovery", told
+        )

@@ -12,7 +12,7 @@ from forebay.control.leading.candidate import Candidate
 from forebay.control.leading.term import Term
 from forebay.core.reconcile import Slot
 from forebay.providers.fencing import Fence
-from forebay.sim.full.book import Book
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.machine import Machine, MachineProvider
 from forebay.sim.full.rollouts.store import ShakyStore
 from forebay.store.database import Store, StoreDown
@@ -27,22 +27,24 @@ def nothing() -> None:
     """No effect."""
 
 
-class Reign:
-    """The rightful leader: the last one that raised the fence. `book` records actions of any other."""
+class LeaderCheck:
+    """The rightful leader: the last one that raised the fence. `event_log` records actions of any other."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, event_log: EventLog) -> None:
         self.epoch = 0
-        self._book = book
+        self._event_log = event_log
 
-    def begins(self, epoch: int, who: str) -> None:
+    def begin_term(self, epoch: int, who: str) -> None:
         """A control becomes the leader."""
-        self._book.note("leads", who, epoch)
-        self._book.expect(epoch > self.epoch, "every term has an epoch of its own", f"{who}: {epoch}, {self.epoch}")
+        self._event_log.note("leads", who, epoch)
+        self._event_log.expect(epoch > self.epoch, "the epochs of terms increase", f"{who}: {epoch}, {self.epoch}")
         self.epoch = max(epoch, self.epoch)
 
-    def acts(self, epoch: int, what: str) -> None:
+    def check_action(self, epoch: int, what: str) -> None:
         """The control of an epoch has acted."""
-        self._book.expect(epoch == self.epoch, "a deposed leader changes nothing", f"{what}: {epoch}, {self.epoch}")
+        self._event_log.expect(
+            epoch == self.epoch, "a deposed leader changes nothing", f"{what}: {epoch}, {self.epoch}"
+        )
 
 
 class VirtualLeadership(Leadership):
@@ -53,12 +55,12 @@ class VirtualLeadership(Leadership):
         return asyncio.get_running_loop().time()
 
 
-class Seat:
+class ControllerLeadership:
     """The leadership state of one control. `store` is its access to the database, `epochs` the fence's folder."""
 
-    def __init__(self, store: Store, cluster: str, epochs: Path, reign: Reign) -> None:
+    def __init__(self, store: Store, cluster: str, epochs: Path, leader_check: LeaderCheck) -> None:
         self.store = ShakyStore(store, lambda: None)
-        self.reign = reign
+        self.leader_check = leader_check
         self.term: Term | None = None
         """Its last term."""
         self.before_act: Callable[[], None] = nothing
@@ -69,13 +71,13 @@ class Seat:
     def candidate(self, who: str, note: Callable[[str, str], None]) -> Candidate:
         """The candidate of a starting control."""
         self.term = None
-        leadership = VirtualLeadership(self._reach, self._cluster, who, who, LEASE_S)
-        return Candidate(leadership, self._epochs, who, note)
+        own = VirtualLeadership(self._reach, self._cluster, who, who, LEASE_S)
+        return Candidate(own, self._epochs, who, note)
 
-    def begins(self, term: Term, who: str) -> None:
+    def begin_term(self, term: Term, who: str) -> None:
         """It becomes the leader."""
         self.term = term
-        self.reign.begins(term.epoch, who)
+        self.leader_check.begin_term(term.epoch, who)
 
     @property
     def leads(self) -> bool:
@@ -83,7 +85,7 @@ class Seat:
         return self.term is not None and not self.term.over
 
     @property
-    def sure(self) -> bool:
+    def has_valid_lease(self) -> bool:
         """Whether its lease is still valid: one that was stopped meanwhile only believes that it leads."""
         return self.term is not None and not self.term.why_not()
 
@@ -126,10 +128,10 @@ class _Reached(Store):
 class FencedProvider(MachineProvider):
     """The leader's provider, which checks the fence before every action, as the local one does."""
 
-    def __init__(self, machine: Machine, book: Book, fence: Fence, seat: Seat) -> None:
-        super().__init__(machine, book)
+    def __init__(self, machine: Machine, event_log: EventLog, fence: Fence, leadership: ControllerLeadership) -> None:
+        super().__init__(machine, event_log)
         self._fence = fence
-        self._seat = seat
+        self._leadership = leadership
 
     async def place(self, slot: Slot, generation: int) -> None:
         await self._act(f"place {slot.id}.{generation}")
@@ -141,7 +143,7 @@ class FencedProvider(MachineProvider):
 
     async def _act(self, what: str) -> None:
         """Raises `Fenced`."""
-        self._seat.before_act()
+        self._leadership.before_act()
         await asyncio.sleep(ACT_S)
         self._fence.check()
-        self._seat.reign.acts(self._fence.epoch, what)
+        self._leadership.leader_check.check_action(self._fence.epoch, what)

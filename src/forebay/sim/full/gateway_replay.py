@@ -1,6 +1,6 @@
 """The workload of a replay through complete gateways: with their listeners, polling and connections, byte for byte.
 
-This includes what the policy depth leaves out; that it does not matter is shown by both depths deciding alike.
+This includes what the policy depth leaves out; tests show that both depths choose the same replicas.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ LENGTH: Final = b"\r\ncontent-length: "
 SIGTERM: Final = 15
 
 
-class _Back(asyncio.Protocol):
+class _ResponseSink(asyncio.Protocol):
     """Forwards the responses of a node."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -48,7 +48,7 @@ class _Back(asyncio.Protocol):
         self._transport.write(data)
 
 
-class _Door(asyncio.Protocol):
+class _NodeConnection(asyncio.Protocol):
     """One connection to a node: load polls, and requests one after the other."""
 
     def __init__(self, node: Node) -> None:
@@ -59,7 +59,7 @@ class _Door(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._port = Port(self._node, _Back(self._transport))
+        self._port = Port(self._node, _ResponseSink(self._transport))
 
     def data_received(self, data: bytes) -> None:
         self._held += data
@@ -114,11 +114,11 @@ def decisions(workload: Workload, cluster: SimCluster, *, policy: str, seed: int
     rng = Random(seed)  # noqa: S311 - chance that can be repeated
     network = Network(Random(f"network {seed}"))  # noqa: S311
     with tempfile.TemporaryDirectory(prefix="forebay-sim-") as folder:
-        main = _Alike(workload, cluster, policy, rng, network).run(Path(folder))
+        main = _GatewayReplay(workload, cluster, policy, rng, network).run(Path(folder))
         return run(main, seconds_max=math.inf, network=network, seed=seed)
 
 
-class _Alike:
+class _GatewayReplay:
     """One run. Random numbers are drawn as in a replay."""
 
     def __init__(self, workload: Workload, cluster: SimCluster, policy: str, rng: Random, network: Network) -> None:
@@ -187,7 +187,7 @@ class _Alike:
                 done=done,
             )
             with self._network.node(node.id):
-                await loop.create_server(lambda node=node: _Door(node), "127.0.0.1", PORT_FIRST + at)  # type: ignore[misc]
+                await loop.create_server(lambda node=node: _NodeConnection(node), "127.0.0.1", PORT_FIRST + at)  # type: ignore[misc]
             replicas.append(Replica(node.id, 1, REVISION, "127.0.0.1", PORT_FIRST + at, ReplicaState.READY))
         routes = ModelRoutes(
             MODEL,

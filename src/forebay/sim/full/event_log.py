@@ -19,7 +19,7 @@ class Disturbance(NamedTuple):
     what: str
 
 
-class Book:
+class EventLog:
     """The log of one run. `now` returns virtual time once there is a loop."""
 
     def __init__(self, now: Callable[[], float] = float, *, tail_max: int = TAIL_MAX) -> None:

@@ -11,12 +11,12 @@ from forebay.control.plan import Artifact
 from forebay.core.deploy.rollout import ENDED
 from forebay.core.model import ModelRoutes
 from forebay.core.revision import revision_id
-from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.replica import SOUND, Nature
 from forebay.sim.full.rollouts.drawing import NATURES
 from forebay.sim.full.rollouts.faults import Undo
-from forebay.sim.full.rollouts.people import Operator
+from forebay.sim.full.rollouts.operator import Operator
 from forebay.sim.full.rollouts.rules import check_agreement, check_published, check_stopped, note_shares, wanted
 from forebay.sim.full.rollouts.store import ShakyStore, open_quick
 from forebay.store.database import Store, StoreDown, StoreError
@@ -52,7 +52,7 @@ class _Trap:
         self.sprung = False
 
 
-class Stage:
+class RolloutScenario:
     """The rollouts of one cluster. `declared` is the artifact of its file, with `replicas` replicas."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Stage:
         replicas: int,
         whole: bool,
         folder: Path,
-        book: Book,
+        event_log: EventLog,
         control: Control,
         group: asyncio.TaskGroup,
     ) -> None:
@@ -74,10 +74,10 @@ class Stage:
         self.replicas = replicas
         self.whole = whole
         self.surest: dict[str, float] = {}
-        self.book = book
+        self.event_log = event_log
         self.download_s = 0.0
         self.download_breaks = ""
-        self.operator = Operator(dict(zip(self._artifacts, rollouts, strict=True)), rng, self, book)
+        self.operator = Operator(dict(zip(self._artifacts, rollouts, strict=True)), rng, self, event_log)
         self._url = f"sqlite:///{folder / 'store.db'}"
         self._cluster = cluster
         self._control = control
@@ -116,7 +116,7 @@ class Stage:
         return self.store
 
     def _note(self, kind: str, text: str) -> None:
-        self.book.note("deployments", kind, text)
+        self.event_log.note("deployments", kind, text)
 
     # --- for faults
 
@@ -178,7 +178,7 @@ class Stage:
         try:
             return await call
         except (DeployRefused, StoreError) as refused:
-            self.book.note("refused", refused)
+            self.event_log.note("refused", refused)
             return None
 
     def hang_up(self) -> None:

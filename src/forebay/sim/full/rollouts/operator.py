@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from forebay.control.deploying import Deployments, RolloutRequest, Standing
 from forebay.core.deploy.rollout import ENDED, Command, Phase
-from forebay.sim.full.book import Book
 from forebay.sim.full.clients import MODEL
+from forebay.sim.full.event_log import EventLog
 from forebay.sim.full.rollouts.drawing import draw_course, parse
 
 WHO: Final = "ann"
@@ -21,7 +21,7 @@ PAUSE_S: Final = (0.2, 3.0)
 """Range of the pause between rollouts."""
 
 
-class Desk(Protocol):
+class ControlClient(Protocol):
     """The interface to control."""
 
     async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
@@ -37,7 +37,9 @@ class Desk(Protocol):
 class Operator:
     """Performs rollouts one after the other. Once `hurried`, starts no more and sends no random commands."""
 
-    def __init__(self, rollouts: Mapping[str, str], rng: Random, desk: Desk, book: Book) -> None:
+    def __init__(
+        self, rollouts: Mapping[str, str], rng: Random, control_client: ControlClient, event_log: EventLog
+    ) -> None:
         self.hurried = False
         self.regrets = False
         """A faulty revision was promoted: requests may fail, too."""
@@ -45,8 +47,8 @@ class Operator:
         """By revision."""
         self._kinds = [parse(rollout)[0] for rollout in rollouts.values()]
         self._rng = rng
-        self._desk = desk
-        self._book = book
+        self._control_client = control_client
+        self._event_log = event_log
         self._now = asyncio.get_running_loop().time
 
     async def run(self) -> None:
@@ -66,8 +68,11 @@ class Operator:
         if self.hurried:
             return None
         while True:  # once requested it may have started, whatever the response was
-            self._book.note("deploy", wish.revision, wish.course.kind)
-            standing = await self._desk.ask(lambda deployments: deployments.deploy(wish, WHO)) or self._desk.latest()
+            self._event_log.note("deploy", wish.revision, wish.course.kind)
+            standing = (
+                await self._control_client.ask(lambda deployments: deployments.deploy(wish, WHO))
+                or self._control_client.latest()
+            )
             if standing is not None and standing.rollout.canary == wish.revision:
                 return standing.rollout.id
             await asyncio.sleep(LOOK_S)
@@ -78,7 +83,7 @@ class Operator:
         before, since, patience_s = None, self._now(), rng.uniform(*PATIENCE_S)
         while True:
             await asyncio.sleep(LOOK_S)
-            standing = self._desk.standing(id)
+            standing = self._control_client.standing(id)
             if standing is None:
                 continue
             rollout = standing.rollout
@@ -86,7 +91,7 @@ class Operator:
                 return standing
             state = rollout.phase, rollout.step, rollout.share, rollout.paused
             if state != before:
-                self._book.note("rollout", id, *state, rollout.why)
+                self._event_log.note("rollout", id, *state, rollout.why)
                 before, since = state, self._now()
             command = None
             if self._now() - since > patience_s:
@@ -100,25 +105,29 @@ class Operator:
                 await self._say(id, command)
 
     async def _say(self, id: str, command: Command) -> None:
-        self._book.note("command", id, command)
-        await self._desk.ask(lambda deployments: deployments.command(id, command, WHO, "because"))
+        self._event_log.note("command", id, command)
+        await self._control_client.ask(lambda deployments: deployments.command(id, command, WHO, "because"))
 
     def _check(self, standing: Standing) -> None:
         """Check that the rollout's ending is a permitted one."""
         rollout = standing.rollout
         nature, kind = self.natures[rollout.canary], rollout.course.kind
         told = f"{rollout.id} {kind} of what is {nature}: {rollout.phase}, {rollout.why}"
-        self._book.note("rollout", told)
-        expect = self._book.expect
-        expect(rollout.phase is not Phase.PROMOTED or rollout.course.takes_over, "only what may takes over", told)
+        self._event_log.note("rollout", told)
+        expect = self._event_log.expect
         expect(
-            rollout.phase is not Phase.JUDGED or not rollout.course.takes_over, "only what compares is judged", told
+            rollout.phase is not Phase.PROMOTED or rollout.course.takes_over,
+            "only plans that take over are promoted",
+            told,
+        )
+        expect(
+            rollout.phase is not Phase.JUDGED or not rollout.course.takes_over, "only comparisons end as judged", told
         )
         expect(
             nature not in ("broken", "stuck") or rollout.phase is Phase.ROLLED_BACK,
-            "what cannot start is rolled back",
+            "a revision that cannot start is rolled back",
             told,
         )
         self.regrets |= nature in ("failing", "dying") and rollout.phase is Phase.PROMOTED
         bad = nature in ("slow", "failing", "dying") and rollout.course.steps
-        expect(not bad or rollout.phase is not Phase.PROMOTED, "nothing bad is promoted", told)
+        expect(not bad or rollout.phase is not Phase.PROMOTED, "no bad revision is promoted", told)
