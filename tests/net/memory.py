@@ -78,7 +78,7 @@ class Desk:
     def refused(self, code: Code) -> None:
         assert code is not Code.INTERNAL
 
-    def named(self, seen: Exchange, code: Code) -> bytes:
+    def refusal_id(self, seen: Exchange, code: Code) -> bytes:
         return b""
 
     def wants_body(self, exchange: Exchange) -> bool:

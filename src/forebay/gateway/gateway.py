@@ -118,7 +118,7 @@ class Gateway:
         """Count a response that belongs to no model."""
         self._metrics.counter("requests_total", UNKNOWN, code.value).inc()
 
-    def named(self, seen: Exchange, code: Code) -> bytes:
+    def refusal_id(self, seen: Exchange, code: Code) -> bytes:
         """Log an error that the listener answers itself: malformed heads, bodies too large or too late, too many
         connections. Returns the request id for the response."""
         request_id = self.id_of(seen)

@@ -148,6 +148,6 @@ class Owner(Protocol):
     def refused(self, code: Code) -> None:
         """Record that bytes which never became an exchange were answered with this error."""
 
-    def named(self, seen: Exchange, code: Code) -> bytes:
+    def refusal_id(self, seen: Exchange, code: Code) -> bytes:
         """The request id for the response to such bytes, under which it is logged; empty: none. `seen` holds what was
         parsed of the head, without a method, and cannot be responded to."""

@@ -53,7 +53,7 @@ class HttpServer:
         self.common = Common(limits, alive_for, outbox)
         self.handle = handler
         self.refused = refused
-        self.named: Callable[[Exchange, Code], bytes] = lambda *_: b""
+        self.refusal_id: Callable[[Exchange, Code], bytes] = lambda *_: b""
         """Assigns a request id to the response to what never became a request: see `Owner`."""
         self.wants_body = wants_body
         self._connections: dict[Connection, None] = {}
