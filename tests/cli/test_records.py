@@ -16,7 +16,7 @@ from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import UsageRow
 from forebay.core.model import RecordsSpec
-from forebay.core.routing import BATCH, INTERACTIVE, Ask, Meter, PrefixIndex, Pricing, View, Weights
+from forebay.core.routing import BATCH, INTERACTIVE, Ask, Meter, PrefixIndex, Pricing, ReplicaView, Weights
 from forebay.core.routing.cpr import scores
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.recorder import Recorder
@@ -136,7 +136,7 @@ def test_explain_tells_how_its_totals_come_about(run: Run, root: Path, weights: 
     pricing = Pricing(PrefixIndex())
     views = []
     for n in range(2):
-        seen = View()
+        seen = ReplicaView()
         seen.load, seen.meter = n + 1, Meter(f"chat-{n}", pricing.index.join())
         seen.meter.report(500 * (n + 1), 0.3, 1)
         views.append(seen)

@@ -27,11 +27,11 @@ from forebay.core.model import (
     Task,
     When,
 )
-from forebay.core.reconcile import Answered, Kind, Leaving, SeenUnit, Silent, SlotState, State, UnitState
+from forebay.core.reconcile import Answered, Kind, Leaving, ObservedUnit, Silent, SlotState, State, UnitState
 from forebay.core.tenancy import Quota, Tenant
 
 HERE = Endpoint(7, "127.0.0.1", 8100)
-UNIT = SeenUnit("chat-0", 2, Kind.REPLICA, "d1", 5.0, True, 7, HERE)
+UNIT = ObservedUnit("chat-0", 2, Kind.REPLICA, "d1", 5.0, True, 7, HERE)
 REPORT = LoadReport("chat-0", 2, "chat", "r-9", ReplicaState.READY)
 KEY = ("chat-0", 2)
 ROUTES = (ModelRoutes("chat", Task.CHAT, Policy.P2C, "r-1", 10, 1.0),)
@@ -150,9 +150,9 @@ def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
         try:
             await provider.place(replica("chat-0"), 1)
             unit = await wait_for(provider, "chat-0", lambda u: u.endpoint)
-            other = SeenUnit("embed-0", 1, Kind.REPLICA, "d", 5.0, True, unit.pid, unit.endpoint)
-            nobody = SeenUnit("none-0", 1, Kind.REPLICA, "d", 5.0, True, 7, Endpoint(7, "127.0.0.1", 1))
-            unheard = SeenUnit("new-0", 1, Kind.REPLICA, "d", 5.0, True, 7, None)
+            other = ObservedUnit("embed-0", 1, Kind.REPLICA, "d", 5.0, True, unit.pid, unit.endpoint)
+            nobody = ObservedUnit("none-0", 1, Kind.REPLICA, "d", 5.0, True, 7, Endpoint(7, "127.0.0.1", 1))
+            unheard = ObservedUnit("new-0", 1, Kind.REPLICA, "d", 5.0, True, 7, None)
 
             answers = await prober.ask([unit, other, nobody, unheard])
 

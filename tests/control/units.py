@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forebay.core.model import Task, WorkerSpec
-from forebay.core.reconcile import Kind, SeenUnit, Slot
+from forebay.core.reconcile import Kind, ObservedUnit, Slot
 from forebay.providers.local import LocalProvider
 from forebay.providers.processes import session_leaders
 from forebay.providers.protocol import Provider
@@ -35,14 +35,14 @@ def local(folder: Path, env: dict[str, str] | None = None) -> LocalProvider:
     return LocalProvider(folder, COMMANDS, env or {})
 
 
-async def seen(provider: Provider, slot: str, generation: int = 1) -> SeenUnit | None:
+async def seen(provider: Provider, slot: str, generation: int = 1) -> ObservedUnit | None:
     units = {u.key: u for u in await provider.observe()}
     return units.get((slot, generation))
 
 
 async def wait_for(
-    provider: Provider, slot: str, holds: Callable[[SeenUnit], object], generation: int = 1
-) -> SeenUnit:
+    provider: Provider, slot: str, holds: Callable[[ObservedUnit], object], generation: int = 1
+) -> ObservedUnit:
     """Observe until the unit is as wanted."""
     last = None
     with suppress(TimeoutError):

@@ -11,7 +11,7 @@ from tests.examples import examples
 
 from forebay.core.lifecycle import Event
 from forebay.core.model import LoadReport, ReplicaState
-from forebay.core.reconcile import Answered, Kind, Place, Remove, Rules, Seen, Verdict
+from forebay.core.reconcile import Answered, ClusterObservation, Kind, Place, Remove, Rules, Verdict
 
 READY, STOPPED = ReplicaState.READY, ReplicaState.STOPPED
 
@@ -47,7 +47,7 @@ def test_unknown_is_not_none() -> None:
     world = ready_world()
     before = world.state
 
-    verdict = world.turn(Seen(None, trouble="the disk is gone"))
+    verdict = world.turn(ClusterObservation(None, trouble="the disk is gone"))
 
     assert verdict.actions == ()
     assert world.state == before
@@ -396,7 +396,7 @@ def test_whatever_happens_it_ends_with_exactly_what_is_wanted(faults: list[tuple
         live = world.live(SLOTS[slot_number].id)
         unit = world.units[SLOTS[slot_number].id, live[-1]] if live else None
         if kind == "unknown":
-            assert world.turn(Seen(None, trouble="?")).actions == ()
+            assert world.turn(ClusterObservation(None, trouble="?")).actions == ()
         _fault(world, kind, slot_number, unit)
         if kind == "double":
             world.turn()  # the world must see the double before it may place into the slot again

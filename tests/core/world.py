@@ -6,12 +6,12 @@ from forebay.core.model import Endpoint, GatewaySpec, LoadReport, ReplicaState, 
 from forebay.core.reconcile import (
     Answer,
     Answered,
+    ClusterObservation,
     Kind,
+    ObservedUnit,
     Place,
     Remove,
     Rules,
-    Seen,
-    SeenUnit,
     Silent,
     Slot,
     State,
@@ -39,7 +39,7 @@ def gateway(index: int = 0, digest: str = "g1") -> Slot:
 class Unit:
     """A pretended process."""
 
-    seen: SeenUnit
+    seen: ObservedUnit
     born: float
     asked_at: float | None = None
     hangs: bool = False
@@ -74,7 +74,7 @@ class World:
         """A unit that runs already."""
         self.pid += 1
         endpoint = Endpoint(self.pid, "127.0.0.1", self.pid)
-        seen = SeenUnit(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s, True, self.pid, endpoint)
+        seen = ObservedUnit(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s, True, self.pid, endpoint)
         self.units[seen.key] = Unit(seen, self.now - age_s)
 
     def kill(self, slot: str, generation: int | None = None, words: str = "ouch") -> None:
@@ -84,7 +84,7 @@ class World:
             unit.seen, alive=False, endpoint=None, ended="was killed by signal 9 (SIGKILL)", last_words=words
         )
 
-    def look(self) -> Seen:
+    def look(self) -> ClusterObservation:
         """What control sees now."""
         answers: dict[UnitKey, Answer] = {}
         for key, unit in self.units.items():
@@ -94,7 +94,7 @@ class World:
             age_s = self.now - unit.born
             if unit.seen.alive and age_s >= STARTS_S:
                 answers[key] = Silent("nothing within 1 s") if unit.hangs else self._answer(unit, age_s)
-        seen = Seen(tuple(u.seen for _, u in sorted(self.units.items())), answers, self.refused)
+        seen = ClusterObservation(tuple(u.seen for _, u in sorted(self.units.items())), answers, self.refused)
         self.refused = {}
         return seen
 
@@ -109,7 +109,7 @@ class World:
         slot, generation = unit.seen.slot, unit.seen.generation
         return Answered(LoadReport(slot, generation, "m", "r-1", state, stalled_s=unit.stalled_s))
 
-    def turn(self, seen: Seen | None = None) -> Verdict:
+    def turn(self, seen: ClusterObservation | None = None) -> Verdict:
         """One round, without passing time."""
         self.state, verdict = decide(self.wanted, self.state, seen or self.look(), self.now, self.rules)
         for action in verdict.actions:

@@ -11,7 +11,7 @@ from tests.net.rig import run, serving
 
 from forebay.control.probe import Prober
 from forebay.core.model import Endpoint, LoadReport, ModelRoutes, Policy, Replica, ReplicaState, Task
-from forebay.core.reconcile import Answered, Kind, SeenUnit, Silent
+from forebay.core.reconcile import Answered, Kind, ObservedUnit, Silent
 from forebay.gateway.account import Account
 from forebay.gateway.fleet import Served
 from forebay.net.client import Pool
@@ -69,7 +69,7 @@ def test_control_makes_of_any_answer_a_report_or_silence(bodies: list[bytes]) ->
         prober = Prober(Path("nowhere"))
         async with serving(answer) as server:
             endpoint = Endpoint(1, "127.0.0.1", server.port)
-            unit = SeenUnit("m-0", 1, Kind.REPLICA, "", 1.0, True, endpoint=endpoint)
+            unit = ObservedUnit("m-0", 1, Kind.REPLICA, "", 1.0, True, endpoint=endpoint)
             while left:
                 (said,) = (await prober.ask([unit])).values()
                 assert isinstance(said, Answered | Silent)

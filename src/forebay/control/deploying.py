@@ -28,12 +28,12 @@ from forebay.control.rolling.values import DeployRefused, RevisionSource, Rollou
 from forebay.control.rolling.watching import Looked, Watch
 from forebay.core.deploy.counting import Counted, Cursor, moved
 from forebay.core.deploy.evidence import observations
-from forebay.core.deploy.rollout import ENDED, Command, Phase, Rollout, Seen, Wanted, back, decide, wanted
+from forebay.core.deploy.rollout import ENDED, Command, ModelObservation, Phase, Rollout, Wanted, back, decide, wanted
 from forebay.core.deploy.samples import Observed
 from forebay.core.deploy.slots import Held, with_canary, with_stable
 from forebay.core.deploy.splitting import split_of
 from forebay.core.model import ModelRoutes
-from forebay.core.reconcile import SeenUnit
+from forebay.core.reconcile import ObservedUnit
 from forebay.core.rollout import State as Evidence
 from forebay.core.rollout import Verdict, effects, judge, observe
 from forebay.obs.clock import wall_s
@@ -150,7 +150,7 @@ class Deployments:
             if row.ended or row.rollout.model not in self._models:
                 raise DeployRefused(f"rollout {id} has ended: {row.rollout.phase}")
             wall, model = wall_s(), self._models[row.rollout.model]
-            seen = self._watch(row).seen or Seen(len(model.slots), None, None)
+            seen = self._watch(row).seen or ModelObservation(len(model.slots), None, None)
             rollout, asks = decide(row.rollout, seen, command, wall)
             if command in (Command.ABORT, Command.PAUSE):
                 rollout = replace(rollout, why=f"{DONE[command]} by {actor}{f': {why}' if why else ''}")
@@ -174,7 +174,7 @@ class Deployments:
     def _standing(self, row: Row) -> Standing:
         model = self._models.get(row.rollout.model)
         watch = None if row.ended else self._watches.get(row.rollout.id)
-        seen = (watch.seen if watch else None) or Seen(len(model.slots) if model else 0, None, None)
+        seen = (watch.seen if watch else None) or ModelObservation(len(model.slots) if model else 0, None, None)
         return Standing(
             rollout=row.rollout,
             created_at=row.created_at,
@@ -239,7 +239,7 @@ class Deployments:
         ended = replace(row, rollout=back(row.rollout, why, now))
         await self._change(row, ended, (Happening("rollout.rolled_back", now, FILE, why),), target)
 
-    def shaped(self, plan: Plan, units: Iterable[SeenUnit]) -> Plan:
+    def shaped(self, plan: Plan, units: Iterable[ObservedUnit]) -> Plan:
         """The plan with the stored revisions, and a slot for each of their replicas."""
         self._know(plan)
         if not self._ledger.targets and not self._ledger.under_way:
@@ -265,7 +265,7 @@ class Deployments:
         if self._preparer.may_begin(name, revision):
             self._later(partial(self._preparer.prepare, name, revision))
 
-    async def collect(self, prober: Prober, units: Iterable[SeenUnit]) -> None:
+    async def collect(self, prober: Prober, units: Iterable[ObservedUnit]) -> None:
         """Poll the gateways for samples; rollouts at the same cursors share a poll."""
         groups: dict[tuple[tuple[str, Cursor], ...], list[Row]] = {}
         for row in self._ledger.under_way:
@@ -336,12 +336,12 @@ class Deployments:
             told.append(replace(routes, split=split))
         return tuple(told)
 
-    def _seen(self, row: Row, routes: ModelRoutes) -> Seen:
+    def _seen(self, row: Row, routes: ModelRoutes) -> ModelObservation:
         """The replica counts as gateways see them, and the verdict of the evidence."""
         stable, canary = (ready_of(routes, each) for each in (row.rollout.stable, row.rollout.canary))
-        return Seen(len(self._models[routes.name].slots), stable, canary, self._watch(row).verdict)
+        return ModelObservation(len(self._models[routes.name].slots), stable, canary, self._watch(row).verdict)
 
-    def _go_on(self, row: Row, seen: Seen, wall: float) -> None:
+    def _go_on(self, row: Row, seen: ModelObservation, wall: float) -> None:
         """Decide, and have the result stored; a changed reason alone is not stored."""
         watch, ledger = self._watch(row), self._ledger
         if row.rollout.phase is Phase.STARTING and not seen.canary_ready and not self._prepared(row):
@@ -358,7 +358,7 @@ class Deployments:
         if not ledger.doubtful and ledger.free():
             self._later(partial(self._keep, row, following))
 
-    def _following(self, row: Row, seen: Seen, wall: float) -> Row:
+    def _following(self, row: Row, seen: ModelObservation, wall: float) -> Row:
         rollout, name = row.rollout, row.rollout.model
         harm = self._watch(row).withdrawn or self._preparer.refused.get((name, rollout.canary))
         if harm:

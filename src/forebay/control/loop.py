@@ -24,12 +24,12 @@ from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import (
     Action,
     Answered,
+    ClusterObservation,
     Kind,
+    ObservedUnit,
     Place,
     Remove,
     Rules,
-    Seen,
-    SeenUnit,
     Slot,
     State,
     UnitKey,
@@ -79,7 +79,7 @@ class Controller:
         self.plan = plan
         """The desired state, including spares while replicas are being replaced."""
         self.state = State()
-        self.units: dict[UnitKey, SeenUnit] = {}
+        self.units: dict[UnitKey, ObservedUnit] = {}
         self.reports: dict[UnitKey, LoadReport] = {}
         self.trouble = ""
         """Why control cannot do its work at the moment; empty: it can."""
@@ -238,7 +238,7 @@ class Controller:
         self._metrics.histogram("reconcile_duration_seconds").observe(loop.time() - began)
         return min(verdict.look_again_s, self.scaler.look_again_s) if self.scaler else verdict.look_again_s
 
-    async def _deployed(self, units: Iterable[SeenUnit]) -> Plan:
+    async def _deployed(self, units: Iterable[ObservedUnit]) -> Plan:
         """The requested plan, scaled by the load, with the deployed revisions.
 
         An error in these must not affect everything else.
@@ -259,7 +259,7 @@ class Controller:
             self._fail("rollouts", f"{type(mistake).__name__}: {mistake}")
         return self._shaped
 
-    def _placed(self, plan: Plan, units: tuple[SeenUnit, ...]) -> Plan:
+    def _placed(self, plan: Plan, units: tuple[ObservedUnit, ...]) -> Plan:
         """The plan with a place for each replica; without places, all replicas would look outdated."""
         if self.placer is None:
             return plan
@@ -280,7 +280,7 @@ class Controller:
                 self._fail("footprints", f"{type(mistake).__name__}: {mistake}")
                 await asyncio.sleep(MEASURE_EVERY_S)
 
-    def _looked(self, units: tuple[SeenUnit, ...]) -> Look:
+    def _looked(self, units: tuple[ObservedUnit, ...]) -> Look:
         names = [model.routes.name for model in self._asked.models]
         rolling = {name for name in names if self.deployments and self.deployments.under_way(name)}
         resting = self.standby.resting if self.standby else ()
@@ -304,7 +304,7 @@ class Controller:
             case _:
                 return []
 
-    def _advance(self, units: Iterable[SeenUnit]) -> None:
+    def _advance(self, units: Iterable[ObservedUnit]) -> None:
         """Enter the next phase of stopping once the current one is done."""
         if self.phase is Phase.STOP_GATEWAYS and not any(u.alive for u in units if u.kind is Kind.GATEWAY):
             self.phase = Phase.STOP_ALL
@@ -312,13 +312,13 @@ class Controller:
         elif self.phase is Phase.STOP_ALL and not units:
             self.phase = Phase.STOPPED
 
-    async def _observe(self) -> Seen:
+    async def _observe(self) -> ClusterObservation:
         try:
             async with asyncio.timeout(OBSERVE_TIMEOUT_S):
                 units = await self._provider.observe()
         except (ProviderError, TimeoutError) as error:
             self._fail("observe", str(error) or f"no response within {OBSERVE_TIMEOUT_S:g} s")
-            return Seen(None, trouble=self.trouble)
+            return ClusterObservation(None, trouble=self.trouble)
         answers = await self._prober.ask(units)
         refused, self._refused = self._refused, {}
         self.units = {unit.key: unit for unit in units}
@@ -327,9 +327,9 @@ class Controller:
             if isinstance(answer, Answered) and answer.report:
                 self.reports[key] = answer.report
         condemned = self.health.condemned(units) if self.health is not None else {}
-        return Seen(units, answers, refused, condemned=condemned)
+        return ClusterObservation(units, answers, refused, condemned=condemned)
 
-    def _publish(self, before: State, units: Iterable[SeenUnit], verdict: Verdict) -> None:
+    def _publish(self, before: State, units: Iterable[ObservedUnit], verdict: Verdict) -> None:
         """Publish before acting: gateways learn that a replica stops before it does."""
         known = {unit.key: unit for unit in units}
         try:
@@ -364,7 +364,7 @@ class Controller:
         """Why nothing may be done now; empty: it may."""
         return self.leading.why_not() if self.leading is not None else ""
 
-    async def _lend(self, units: Iterable[SeenUnit]) -> None:
+    async def _lend(self, units: Iterable[ObservedUnit]) -> None:
         """Divide the tenants' limits among the gateways. An error here leaves gateways with less, never with more."""
         leases = self._leases
         if leases is None:
@@ -399,7 +399,7 @@ class Controller:
         self._failures += 1
         self._metrics.counter("reconcile_failures_total", step).inc()
 
-    def _report(self, before: State, seen: Seen, verdict: Verdict) -> None:
+    def _report(self, before: State, seen: ClusterObservation, verdict: Verdict) -> None:
         """Report the verdict to the journal and the metrics."""
         for move in verdict.moves:
             self._journal.note(

@@ -18,7 +18,7 @@ from forebay.core.model import (
     WorkerSpec,
 )
 from forebay.core.placement.settings import NodeSettings, PlacementSettings
-from forebay.core.reconcile import Kind, SeenUnit, Slot, State, needs_spare
+from forebay.core.reconcile import Kind, ObservedUnit, Slot, State, needs_spare
 from forebay.core.revision import revision_id, spec_digest
 from forebay.core.scaling.settings import Scale
 from forebay.core.scaling.sharing import Limits as ReplicaLimits
@@ -101,7 +101,7 @@ class Plan:
         """The plan with one model only; None: with all."""
         return replace(self, models=tuple(each for each in self.models if model in (None, each.routes.name)))
 
-    def with_spares(self, state: State, units: Iterable[SeenUnit]) -> "Plan":
+    def with_spares(self, state: State, units: Iterable[ObservedUnit]) -> "Plan":
         """The plan, with a spare added to every model whose replicas are being replaced.
 
         Not to models with replicas on standby: one of these steps in.

@@ -11,7 +11,7 @@ import msgspec
 from forebay.core.deploy.samples import Observed
 from forebay.core.model import Endpoint, LoadReport
 from forebay.core.pressure import Pressure
-from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Silent, UnitKey
+from forebay.core.reconcile import Answer, Answered, Kind, ObservedUnit, Silent, UnitKey
 from forebay.core.tenancy import Demand
 from forebay.net.fetching import NoAnswer, fetch_once
 from forebay.wire.documents import UNREADABLE
@@ -30,14 +30,14 @@ class Prober:
         self._peers = peers
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def ask(self, units: Iterable[SeenUnit]) -> dict[UnitKey, Answer]:
+    async def ask(self, units: Iterable[ObservedUnit]) -> dict[UnitKey, Answer]:
         """Poll all units that have published an endpoint, concurrently; takes little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.key, tasks.create_task(self._ask_one(unit))) for unit in listening]
         return {key: task.result() for key, task in asked}
 
-    async def demands(self, units: Iterable[SeenUnit]) -> dict[str, Demand]:
+    async def demands(self, units: Iterable[ObservedUnit]) -> dict[str, Demand]:
         """The demand of each gateway that responds, by slot; polled concurrently, in little more than a second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
@@ -45,7 +45,7 @@ class Prober:
         return {slot: demand for slot, task in asked if (demand := task.result()) is not None}
 
     async def observations(
-        self, units: Iterable[SeenUnit], cursors: Mapping[str, tuple[str, int]]
+        self, units: Iterable[ObservedUnit], cursors: Mapping[str, tuple[str, int]]
     ) -> dict[str, Observed]:
         """The rollout samples of each gateway that responds, by slot: what is new since its instance and number in
         `cursors`. Polled concurrently, in little more than a second."""
@@ -57,7 +57,7 @@ class Prober:
             ]
         return {slot: observed for slot, task in asked if (observed := task.result()) is not None}
 
-    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+    async def pressures(self, units: Iterable[ObservedUnit]) -> dict[str, Pressure]:
         """The load pressure of each gateway that responds, by slot; polled concurrently, in little more than a
         second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
@@ -65,7 +65,7 @@ class Prober:
             asked = [(unit.slot, tasks.create_task(self._told(unit, "/pressure", Pressure))) for unit in listening]
         return {slot: pressure for slot, task in asked if (pressure := task.result()) is not None}
 
-    async def pages(self, units: Iterable[SeenUnit]) -> dict[str, bytes]:
+    async def pages(self, units: Iterable[ObservedUnit]) -> dict[str, bytes]:
         """The metrics page of each gateway that responds, by slot; polled concurrently, in little more than a
         second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
@@ -73,7 +73,7 @@ class Prober:
             asked = [(unit.slot, tasks.create_task(self._page(unit))) for unit in listening]
         return {slot: page for slot, task in asked if (page := task.result()) is not None}
 
-    async def _ask_one(self, unit: SeenUnit) -> Answer:
+    async def _ask_one(self, unit: ObservedUnit) -> Answer:
         endpoint = self._own_port(unit) or unit.endpoint
         assert endpoint is not None
         path = "/livez" if unit.kind is Kind.GATEWAY else "/load"
@@ -90,13 +90,13 @@ class Prober:
             return Silent(f"{report.replica} generation {report.generation} responds at its address")
         return Answered(report)
 
-    async def _demand(self, unit: SeenUnit) -> Demand | None:
+    async def _demand(self, unit: ObservedUnit) -> Demand | None:
         return await self._told(unit, "/demand", Demand)
 
-    async def _observed(self, unit: SeenUnit, instance: str, after: int) -> Observed | None:
+    async def _observed(self, unit: ObservedUnit, instance: str, after: int) -> Observed | None:
         return await self._told(unit, f"/observations?after={after}&instance={quote(instance)}", Observed)
 
-    async def _told(self, unit: SeenUnit, path: str, document: type[D]) -> D | None:
+    async def _told(self, unit: ObservedUnit, path: str, document: type[D]) -> D | None:
         """A document from a gateway's private port. The public port does not serve it, and counts such requests."""
         endpoint = self._own_port(unit)
         if endpoint is None:
@@ -107,7 +107,7 @@ class Prober:
         except UNREADABLE:
             return None
 
-    async def _page(self, unit: SeenUnit) -> bytes | None:
+    async def _page(self, unit: ObservedUnit) -> bytes | None:
         endpoint = self._own_port(unit)
         if endpoint is None:
             return None
@@ -118,7 +118,7 @@ class Prober:
         async with self._room:
             return await fetch_once(endpoint.host, endpoint.port, target.encode(), TIMEOUT_S, BODY_BYTES_MAX)
 
-    def _own_port(self, unit: SeenUnit) -> Endpoint | None:
+    def _own_port(self, unit: ObservedUnit) -> Endpoint | None:
         """A gateway's private port, which it shares with no other process; None: not published yet."""
         if unit.kind is not Kind.GATEWAY:
             return unit.endpoint

@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.control.plan import Plan
 from forebay.core.model import Dispatch, LoadReport, ModelRoutes, Replica, Snapshot
-from forebay.core.reconcile import SeenUnit, SlotState, State, UnitKey
+from forebay.core.reconcile import ObservedUnit, SlotState, State, UnitKey
 from forebay.core.tenancy import Tenant
 from forebay.obs.clock import wall_s
 from forebay.wire.documents import UNREADABLE
@@ -17,7 +17,7 @@ from forebay.wire.documents import UNREADABLE
 def make_routes(
     plan: Plan,
     state: State,
-    units: Mapping[UnitKey, SeenUnit],
+    units: Mapping[UnitKey, ObservedUnit],
     reports: Mapping[UnitKey, LoadReport],
     before: Mapping[UnitKey, Replica],
 ) -> tuple[ModelRoutes, ...]:
@@ -36,7 +36,7 @@ def make_routes(
 
 def _replica(
     s: SlotState,
-    units: Mapping[UnitKey, SeenUnit],
+    units: Mapping[UnitKey, ObservedUnit],
     reports: Mapping[UnitKey, LoadReport],
     before: Mapping[UnitKey, Replica],
 ) -> Replica | None:

@@ -9,7 +9,7 @@ from forebay.control.leading.term import LeaderStatus
 from forebay.control.loop import Controller, Phase
 from forebay.control.plan import PlannedModel
 from forebay.core.model import LoadReport, ReplicaState
-from forebay.core.reconcile import SeenUnit, SlotState
+from forebay.core.reconcile import ObservedUnit, SlotState
 
 FOLLOW = "follow"
 """The phase of a controller that does not lead."""
@@ -155,7 +155,7 @@ def make_status(control: Controller, now: float, wall: float) -> Status:
     )
 
 
-def _seen(control: Controller, s: SlotState) -> SeenUnit | None:
+def _seen(control: Controller, s: SlotState) -> ObservedUnit | None:
     generation = s.unit.generation if s.unit else s.leaving[-1].generation if s.leaving else s.generation
     return control.units.get((s.id, generation))
 

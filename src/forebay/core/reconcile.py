@@ -51,7 +51,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenUnit:
+class ObservedUnit:
     """A unit as its provider observes it. `ended` and `last_words` (its last log lines) are for people, set only once
     it is dead."""
 
@@ -95,13 +95,13 @@ Answer = Answered | Silent
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClusterObservation:
     """One observation. `units` None: unknown, because of `trouble`. `refused`: slots whose start failed, and why.
 
     `condemned`: units that cannot continue because of an error of their device, and why.
     """
 
-    units: tuple[SeenUnit, ...] | None
+    units: tuple[ObservedUnit, ...] | None
     answers: Mapping[UnitKey, Answer] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
@@ -222,7 +222,9 @@ class Verdict:
     why: str = ""
 
 
-def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: Rules) -> tuple[State, Verdict]:
+def decide(
+    wanted: Iterable[Slot], state: State, seen: ClusterObservation, now: float, rules: Rules
+) -> tuple[State, Verdict]:
     """Compare the desired slots with the observation. Repeated execution of the actions converges to no actions."""
     if seen.units is None:
         why = f"the running units are unknown, so nothing is changed: {seen.trouble}"
@@ -244,7 +246,7 @@ def decide(wanted: Iterable[Slot], state: State, seen: Seen, now: float, rules: 
     return State(kept), Verdict((*removes, *places), tuple(decision.moves), decision.look_again_s(kept))
 
 
-def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterable[SeenUnit]) -> bool:
+def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterable[ObservedUnit]) -> bool:
     """Whether one extra replica (surge) serves while those of `slots`, a model's, are replaced one after the other.
 
     It starts before the first one leaves and stops when the last one is ready, so that capacity never drops. A single
@@ -262,7 +264,7 @@ def needs_spare(slots: Sequence[Slot], spare: Slot, state: State, units: Iterabl
     return stands and any(states.get(slot.id) is not ReplicaState.READY for slot in slots if not slot.waits)
 
 
-def _moves(slot: Slot, unit: SeenUnit) -> bool:
+def _moves(slot: Slot, unit: ObservedUnit) -> bool:
     node = slot.spec.node if isinstance(slot.spec, WorkerSpec) else ""
     return bool(unit.node) and bool(node) and unit.node != node
 
@@ -272,9 +274,9 @@ class _Decision:
     """Working state of one decision: the inputs, and the new state of the slots."""
 
     slots: dict[str, Slot]
-    units: dict[UnitKey, SeenUnit]
+    units: dict[UnitKey, ObservedUnit]
     states: dict[str, SlotState]
-    seen: Seen
+    seen: ClusterObservation
     now: float
     rules: Rules
     moves: list[Move] = field(default_factory=list)
@@ -308,7 +310,7 @@ class _Decision:
             s = self.hurry(s, s.unit, self.slots[s.id])
         return self.dismiss(s, live)
 
-    def dismiss(self, s: SlotState, live: Mapping[int, SeenUnit]) -> SlotState:
+    def dismiss(self, s: SlotState, live: Mapping[int, ObservedUnit]) -> SlotState:
         """Stop the units that waited for a successor, once it answers or if none is desired any more."""
         if s.id in self.slots and not (s.unit and s.unit.answered):
             return s
@@ -322,7 +324,7 @@ class _Decision:
         """When a unit that is told to stop now is killed."""
         return self.now + min(grace_s, self.rules.grace_s_max)
 
-    def adopt(self, s: SlotState, staying: Mapping[int, SeenUnit]) -> SlotState:
+    def adopt(self, s: SlotState, staying: Mapping[int, ObservedUnit]) -> SlotState:
         """The newest unit that was not told to stop holds the slot; older ones are stopped."""
         newest = max(staying, default=0)
         if newest and (not s.unit or s.unit.generation < newest):
@@ -344,7 +346,7 @@ class _Decision:
             return self.move(s, Event.HELD_BACK, why)
         return self.move(s, Event.DIED, why)
 
-    def died(self, s: SlotState, unit: SeenUnit | None) -> SlotState:
+    def died(self, s: SlotState, unit: ObservedUnit | None) -> SlotState:
         """The unit of a slot ended on its own."""
         refused = self.seen.refused.get(s.id, "")
         ended = f"could not be started: {refused}" if refused else unit.ended if unit else "its record is missing"

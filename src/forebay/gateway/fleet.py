@@ -17,8 +17,8 @@ from forebay.core.routing import (
     Meter,
     PrefixIndex,
     Pricing,
+    ReplicaView,
     Source,
-    View,
     effective_state,
     learned_room,
     room,
@@ -52,12 +52,12 @@ _CHAT: Final = Task.CHAT
 _CPR: Final = Policy.CPR
 
 
-class Seen(View):
+class BandView(ReplicaView):
     """A replica as seen by the requests of one band: with an adjusted load or room."""
 
     __slots__ = ()
 
-    def __init__(self, link: View, load: int, room: int) -> None:
+    def __init__(self, link: ReplicaView, load: int, room: int) -> None:
         self.id = link.id
         self.generation = link.generation
         self.state = link.state
@@ -68,7 +68,7 @@ class Seen(View):
         self.meter = link.meter
 
 
-class Link(View):
+class Link(ReplicaView):
     """One replica at one generation: its connections, its load, its attempts in flight."""
 
     __slots__ = (
@@ -300,7 +300,7 @@ class Served:
         meter = Meter(replica.id, self.pricing.index.join())
         return Link(replica, self.routes.name, self.routes.task, pool, meter)
 
-    def seen_by(self, band: Band, now: float) -> Sequence[View]:
+    def seen_by(self, band: Band, now: float) -> Sequence[ReplicaView]:
         """The replicas as seen by a request of this band while there is batch work.
 
         An urgent request ignores batch work, which it can preempt; for batch work the slots reserved for urgent
@@ -313,7 +313,7 @@ class Served:
         else:
             loads = [x.load for x in self.links]
             rooms = [min(x.room, batch_room(x.places, len(x.batch), x.batch_max)) for x in self.links]
-        return [Seen(x, load, room) for x, load, room in zip(self.links, loads, rooms, strict=True)]
+        return [BandView(x, load, room) for x, load, room in zip(self.links, loads, rooms, strict=True)]
 
     def full_for_urgent(self) -> list[tuple[str, int]]:
         """Replicas, as (id, generation), where an urgent request would queue even after preempting batch work."""

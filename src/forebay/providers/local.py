@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from forebay.core.model import Endpoint, WorkerSpec
-from forebay.core.reconcile import Kind, SeenUnit, Slot, UnitKey
+from forebay.core.reconcile import Kind, ObservedUnit, Slot, UnitKey
 from forebay.providers.fencing import Fence, claiming, void
 from forebay.providers.launching import device_env, found_launcher, on_cores
 from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
@@ -132,7 +132,7 @@ class LocalProvider:
         except OSError as error:
             raise ProviderError(f"{error.strerror}: {error.filename or folder}") from error
 
-    async def observe(self) -> tuple[SeenUnit, ...]:
+    async def observe(self) -> tuple[ObservedUnit, ...]:
         self._check_fence()  # units found without a folder are killed
         try:
             if not self._swept:
@@ -261,7 +261,7 @@ class LocalProvider:
                 unit.process = identify(pid)
                 self._record(unit)
 
-    def _see(self, unit: _Unit) -> SeenUnit:
+    def _see(self, unit: _Unit) -> ObservedUnit:
         if unit.ended is None:
             unit.ended = _ended(unit)
             if unit.ended is not None and unit.blame:
@@ -272,7 +272,7 @@ class LocalProvider:
             else:
                 self._unwatch(unit)
         intent, alive = unit.intent, unit.ended is None
-        return SeenUnit(
+        return ObservedUnit(
             slot=intent.slot,
             generation=intent.generation,
             kind=intent.kind,

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from forebay.core.reconcile import SeenUnit, Slot
+from forebay.core.reconcile import ObservedUnit, Slot
 
 
 class Provider(Protocol):
@@ -14,7 +14,7 @@ class Provider(Protocol):
         If this process dies meanwhile, a later `observe` reports the unit as running or as ended; none is lost.
         """
 
-    async def observe(self) -> tuple[SeenUnit, ...]:
+    async def observe(self) -> tuple[ObservedUnit, ...]:
         """All units, whoever started them, including those that ended and were not removed. Raises `ProviderError`.
 
         A unit reported as ended must really have ended, since its successor is started. If a provider can neither see

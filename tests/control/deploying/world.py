@@ -20,7 +20,7 @@ from forebay.core.cluster import Cluster
 from forebay.core.deploy.samples import Observed, Sample
 from forebay.core.errors import OK
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState, Snapshot, WorkerSpec
-from forebay.core.reconcile import Answer, Answered, Kind, SeenUnit, Slot, UnitKey
+from forebay.core.reconcile import Answer, Answered, Kind, ObservedUnit, Slot, UnitKey
 from forebay.core.revision import revision_id
 from forebay.core.rollout import Arm
 from forebay.core.tenancy import Demand
@@ -174,7 +174,7 @@ class WatchedProvider(MemoryProvider):
         await super().remove(slot, generation, grace_s)
         self._world.acted()
 
-    def alive(self) -> list[SeenUnit]:
+    def alive(self) -> list[ObservedUnit]:
         return [unit for _, unit in sorted(self._units.items()) if unit.alive]
 
 
@@ -184,10 +184,10 @@ class WorldProber(Prober):
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def ask(self, units: Iterable[SeenUnit]) -> dict[UnitKey, Answer]:
+    async def ask(self, units: Iterable[ObservedUnit]) -> dict[UnitKey, Answer]:
         return {unit.key: self._answer(unit) for unit in units if unit.alive and unit.endpoint}
 
-    def _answer(self, unit: SeenUnit) -> Answer:
+    def _answer(self, unit: ObservedUnit) -> Answer:
         if unit.kind is Kind.GATEWAY:
             return Answered()
         world, spec = self._world, self._world.specs[unit.key]
@@ -199,15 +199,15 @@ class WorldProber(Prober):
             LoadReport(unit.slot, unit.generation, "chat", spec.revision, state, engine_restarts=restarts)
         )
 
-    async def demands(self, units: Iterable[SeenUnit]) -> dict[str, Demand]:
+    async def demands(self, units: Iterable[ObservedUnit]) -> dict[str, Demand]:
         return {}
 
-    async def pages(self, units: Iterable[SeenUnit]) -> dict[str, bytes]:
+    async def pages(self, units: Iterable[ObservedUnit]) -> dict[str, bytes]:
         line = f'forebay_requests_total{{model="chat",code="ok"}} {int(wall_s() * self._world.requests_per_s)}'
         return {"gateway-0": line.encode()}
 
     async def observations(
-        self, units: Iterable[SeenUnit], cursors: Mapping[str, tuple[str, int]]
+        self, units: Iterable[ObservedUnit], cursors: Mapping[str, tuple[str, int]]
     ) -> dict[str, Observed]:
         self._world.send()
         _, after = cursors.get("gateway-0", ("", 0))

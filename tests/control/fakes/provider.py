@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from forebay.core.model import Endpoint, WorkerSpec
-from forebay.core.reconcile import SeenUnit, Slot
+from forebay.core.reconcile import ObservedUnit, Slot
 from forebay.providers.protocol import ProviderError
 
 
@@ -29,7 +29,7 @@ class MemoryProvider:
     def __init__(self, script: Callable[[Slot, int], Script] = lambda slot, generation: Script()) -> None:
         self.unreachable = ""
         self._script = script
-        self._units: dict[tuple[str, int], SeenUnit] = {}
+        self._units: dict[tuple[str, int], ObservedUnit] = {}
         self._scripts: dict[tuple[str, int], Script] = {}
         self._next_pid = 1
         self._change = asyncio.Event()
@@ -43,7 +43,7 @@ class MemoryProvider:
             raise ProviderError(f"{slot.id} generation {generation} exists already")
         self._next_pid += 1
         endpoint = Endpoint(pid, "127.0.0.1", pid) if script.listens and not script.dies else None
-        unit = SeenUnit(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s, True, pid, endpoint)
+        unit = ObservedUnit(slot.id, generation, slot.kind, slot.digest, slot.drain_grace_s, True, pid, endpoint)
         if isinstance(spec := slot.spec, WorkerSpec):
             unit = replace(unit, node=spec.node, devices=spec.devices, cpus=spec.cpus)
             unit = replace(unit, memory_bytes=slot.memory_bytes, device_bytes=slot.device_bytes)
@@ -51,7 +51,7 @@ class MemoryProvider:
         if script.dies:
             self.end(slot.id, generation, script.dies)
 
-    async def observe(self) -> tuple[SeenUnit, ...]:
+    async def observe(self) -> tuple[ObservedUnit, ...]:
         if self.unreachable:
             raise ProviderError(self.unreachable)
         return tuple(unit for _, unit in sorted(self._units.items()))

@@ -13,7 +13,7 @@ from forebay.control.health.polling import Watch
 from forebay.core.health import DeviceEvent, DeviceReading, Excluded, HealthRules, Throttle
 from forebay.core.model import ModelRoutes, Policy, Replica, ReplicaState, Task
 from forebay.core.placement.settings import GpuSettings, NodeSettings
-from forebay.core.reconcile import Kind, SeenUnit
+from forebay.core.reconcile import Kind, ObservedUnit
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.devices.protocol import DevicesUnknown
@@ -115,8 +115,8 @@ def play(story: Callable[[Rig], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def unit(slot: str, *devices: str, node: str = "", generation: int = 1) -> SeenUnit:
-    return SeenUnit(slot, generation, Kind.REPLICA, "d", 1.0, alive=True, pid=7, node=node, devices=devices)
+def unit(slot: str, *devices: str, node: str = "", generation: int = 1) -> ObservedUnit:
+    return ObservedUnit(slot, generation, Kind.REPLICA, "d", 1.0, alive=True, pid=7, node=node, devices=devices)
 
 
 def routes(*slots: str) -> tuple[ModelRoutes, ...]:

@@ -14,7 +14,7 @@ from forebay.core.model import ModelRoutes, Policy, Task, WorkerSpec
 from forebay.core.placement.memory import Footprint
 from forebay.core.placement.settings import GpuSettings, NodeSettings, PlacementSettings
 from forebay.core.placement.values import GIB
-from forebay.core.reconcile import Kind, Leaving, SeenUnit, Slot, SlotState, State
+from forebay.core.reconcile import Kind, Leaving, ObservedUnit, Slot, SlotState, State
 from forebay.providers.machine import Machine
 
 MACHINE = Machine((0, 1, 2, 3), 8 * GIB, ((0, 1), (2, 3)))
@@ -36,7 +36,7 @@ class World:
         self.asked += 1
         return Footprint(2 * GIB, GIB, 0) if not gpus else Footprint(8 * GIB // gpus, GIB, GIB)
 
-    def placed(self, *models: PlannedModel, units: tuple[SeenUnit, ...] = (), state: State | None = None) -> Plan:
+    def placed(self, *models: PlannedModel, units: tuple[ObservedUnit, ...] = (), state: State | None = None) -> Plan:
         plan = Plan("test", "", (), models, nodes=self.nodes)
         return self.placer.placed(plan, units, state or State())
 
@@ -54,12 +54,12 @@ def model(name: str, replicas: int, spare: bool = False, **placement: object) ->
     )
 
 
-def unit(slot: Slot, generation: int = 1) -> SeenUnit:
+def unit(slot: Slot, generation: int = 1) -> ObservedUnit:
     """What the provider says of a slot that was started."""
     assert isinstance(slot.spec, WorkerSpec)
     spot = {"node": slot.spec.node, "devices": slot.spec.devices, "cpus": slot.spec.cpus}
     sizes = {"memory_bytes": slot.memory_bytes, "device_bytes": slot.device_bytes}
-    return SeenUnit(slot.id, generation, Kind.REPLICA, slot.digest, 5.0, True, **spot, **sizes)  # type: ignore[arg-type]
+    return ObservedUnit(slot.id, generation, Kind.REPLICA, slot.digest, 5.0, True, **spot, **sizes)  # type: ignore[arg-type]
 
 
 def spots(plan: Plan) -> dict[str, str]:
@@ -154,7 +154,7 @@ def test_a_unit_that_leaves_keeps_its_room_from_others_but_not_from_its_own_slot
 
 def test_a_slot_that_only_repeats_what_runs_is_left_as_it_is() -> None:
     world, chat = World(TWO), model("chat", 1)
-    kept = SeenUnit("chat-0", 1, Kind.REPLICA, chat.slots[0].digest, 5.0, True, node="b", memory_bytes=4 * GIB)
+    kept = ObservedUnit("chat-0", 1, Kind.REPLICA, chat.slots[0].digest, 5.0, True, node="b", memory_bytes=4 * GIB)
     plan = world.placed(chat, model("embed", 1), units=(kept,))
     assert plan.models[0].slots == chat.slots
     assert spots(plan)["embed-0"] == "a", "its room is taken all the same"

@@ -12,15 +12,15 @@ from forebay.control.probe import BODY_BYTES_MAX, Prober
 from forebay.core.deploy.samples import Observed, Pair, Sample
 from forebay.core.errors import OK
 from forebay.core.model import Endpoint
-from forebay.core.reconcile import Kind, SeenUnit
+from forebay.core.reconcile import Kind, ObservedUnit
 from forebay.core.rollout import Arm
 
 SEEN = Observed("i-1", 7, (Sample("1", Arm.CANARY, 100.0, OK, "256"),), (Pair("1", "256", "?", "a", "b"),), 2)
 PID = 4711
 
 
-def gateway(slot: str, pid: int = PID) -> SeenUnit:
-    return SeenUnit(slot, 1, Kind.GATEWAY, "d", 5.0, True, pid, Endpoint(pid, "127.0.0.1", 1))
+def gateway(slot: str, pid: int = PID) -> ObservedUnit:
+    return ObservedUnit(slot, 1, Kind.GATEWAY, "d", 5.0, True, pid, Endpoint(pid, "127.0.0.1", 1))
 
 
 def heard(folder: Path, replies: dict[str, Replying], cursors: dict[str, tuple[str, int]]) -> dict[str, Observed]:
@@ -78,7 +78,7 @@ def test_who_tells_nothing_that_can_be_read_is_left_out(tmp_path: Path, answer: 
 def test_the_port_that_all_share_is_not_asked(tmp_path: Path) -> None:
     """There another process might answer, and would count the question as a client's."""
 
-    async def ask(units: list[SeenUnit]) -> dict[str, Observed]:
+    async def ask(units: list[ObservedUnit]) -> dict[str, Observed]:
         return await Prober(tmp_path).observations(units, {})
 
     old = Endpoint(PID - 1, "127.0.0.1", 1)

@@ -17,7 +17,7 @@ from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.cluster import Cluster
 from forebay.core.pressure import Pressed, Pressure
-from forebay.core.reconcile import SeenUnit
+from forebay.core.reconcile import ObservedUnit
 from forebay.obs.metrics import Metrics
 from forebay.sim.loop import run
 from forebay.store.database import open_store
@@ -77,7 +77,7 @@ class CrowdProber(WorldProber):
         self._crowds = crowds
         self._own = world
 
-    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+    async def pressures(self, units: Iterable[ObservedUnit]) -> dict[str, Pressure]:
         now = asyncio.get_running_loop().time()
         slots = sorted({unit.slot for unit in units if unit.alive and unit.slot in self._crowds})
         there = self._own.places.snapshot.exists()

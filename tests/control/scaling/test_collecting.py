@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from forebay.control.scaling.collecting import Collected, Collector
 from forebay.core.pressure import Pressed, Pressure
-from forebay.core.reconcile import SeenUnit
+from forebay.core.reconcile import ObservedUnit
 from forebay.sim.loop import run
 
 
@@ -18,7 +18,7 @@ class Told:
     def tell(self, slot: str, arrivals: int, *, instance: str = "a", age_s: float = 1e6, model: str = "chat") -> None:
         self.now[slot] = Pressure(instance, age_s, {model: Pressed(arrivals=arrivals, waiting=arrivals)})
 
-    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+    async def pressures(self, units: Iterable[ObservedUnit]) -> dict[str, Pressure]:
         return dict(self.now)
 
 

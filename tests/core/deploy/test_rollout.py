@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.deploy.course import COURSES, Course, Kind, problems, replicas_for
-from forebay.core.deploy.rollout import ENDED, KNOWN_S, Command, Phase, Rollout, Seen, Wanted, decide, wanted
+from forebay.core.deploy.rollout import (
+    ENDED,
+    KNOWN_S,
+    Command,
+    ModelObservation,
+    Phase,
+    Rollout,
+    Wanted,
+    decide,
+    wanted,
+)
 from forebay.core.rollout.guards import GUARDS, Tripped
 from forebay.core.rollout.planning import Step
 from forebay.core.rollout.values import Decision, Verdict
@@ -22,8 +32,10 @@ def begun(course: Course) -> Rollout:
     return Rollout("1", "chat", "r-old", "r-new", course, since=0.0)
 
 
-def seen(canary: int | None, verdict: Verdict | None = None, wanted: int = 4, tripped: Tripped | None = None) -> Seen:
-    return Seen(wanted, 4, canary, verdict, tripped)
+def seen(
+    canary: int | None, verdict: Verdict | None = None, wanted: int = 4, tripped: Tripped | None = None
+) -> ModelObservation:
+    return ModelObservation(wanted, 4, canary, verdict, tripped)
 
 
 def test_a_canary_that_is_fine_goes_step_by_step_and_the_old_one_leaves_last() -> None:
@@ -165,7 +177,7 @@ def test_whatever_happens_nobody_gets_more_than_is_ready_and_the_old_one_stays(
     rollout, now, known, share = begun(course), 0.0, 0, 0.0
     for later, ready, verdict, tripped, command, replicas in looks:
         now += later
-        looked = Seen(replicas, None if ready is None else 4, ready, verdict, tripped)
+        looked = ModelObservation(replicas, None if ready is None else 4, ready, verdict, tripped)
         before = rollout
         rollout, asked = decide(rollout, looked, command, now)
         known = known if ready is None else ready
@@ -198,7 +210,7 @@ def test_whatever_happens_nobody_gets_more_than_is_ready_and_the_old_one_stays(
 def test_with_replicas_and_verdicts_every_course_comes_to_its_end(course: Course, replicas: int) -> None:
     rollout, now = begun(course), 0.0
     for _ in range(60):
-        rollout, asked = decide(rollout, Seen(replicas, replicas, replicas, FINE), None, now)
+        rollout, asked = decide(rollout, ModelObservation(replicas, replicas, replicas, FINE), None, now)
         now += 60.0
     assert rollout.phase is (Phase.PROMOTED if course.takes_over else Phase.JUDGED)
     assert asked == (Wanted(0, replicas, 1.0) if course.takes_over else Wanted(replicas, 0))

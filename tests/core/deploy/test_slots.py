@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forebay.core.deploy.counting import Cursor, moved
 from forebay.core.deploy.course import COURSES, Course, Kind, replicas_for
 from forebay.core.deploy.crashes import harm_of
-from forebay.core.deploy.rollout import Phase, Rollout, Seen
+from forebay.core.deploy.rollout import ModelObservation, Phase, Rollout
 from forebay.core.deploy.samples import Observed
 from forebay.core.deploy.slots import Held, lowest, resized, with_canary, with_stable
 from forebay.core.deploy.splitting import counts_from, split_of
@@ -72,7 +72,7 @@ def rollout(kind: Kind = Kind.CANARY, **changes: Any) -> Rollout:
 def test_nobody_is_told_a_share_that_ready_replicas_do_not_carry(
     share: float, replicas: int, ready: int | None, withdrawn: bool, kind: Kind
 ) -> None:
-    split = split_of(rollout(kind, share=share), Seen(replicas, replicas, ready), withdrawn)
+    split = split_of(rollout(kind, share=share), ModelObservation(replicas, replicas, ready), withdrawn)
     told = split.mirrored if kind is Kind.SHADOW else split.share
     assert 0.0 <= told <= share
     assert (split.share if kind is Kind.SHADOW else split.mirrored) == 0.0

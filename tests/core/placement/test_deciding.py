@@ -7,12 +7,12 @@ import pytest
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
 from forebay.core.reconcile import (
     Answered,
+    ClusterObservation,
     Kind,
+    ObservedUnit,
     Place,
     Remove,
     Rules,
-    Seen,
-    SeenUnit,
     Slot,
     State,
     decide,
@@ -28,13 +28,13 @@ def slot(index: int, node: str = "", **more: object) -> Slot:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def running(wanted: Slot, node: str = "a") -> SeenUnit:
-    return SeenUnit(wanted.id, 1, Kind.REPLICA, f"d{node}", 5.0, True, 7, Endpoint(7, "h", 1), node=node)
+def running(wanted: Slot, node: str = "a") -> ObservedUnit:
+    return ObservedUnit(wanted.id, 1, Kind.REPLICA, f"d{node}", 5.0, True, 7, Endpoint(7, "h", 1), node=node)
 
 
-def seen(*units: SeenUnit) -> Seen:
+def seen(*units: ObservedUnit) -> ClusterObservation:
     ready = LoadReport("", 1, "m", "r", ReplicaState.READY)
-    return Seen(units, {unit.key: Answered(ready) for unit in units})
+    return ClusterObservation(units, {unit.key: Answered(ready) for unit in units})
 
 
 def test_a_slot_without_a_place_is_not_started_and_says_why() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.model import ReplicaState
-from forebay.core.routing import Lengths, Meter, PrefixIndex, Pricing, View
+from forebay.core.routing import Lengths, Meter, PrefixIndex, Pricing, ReplicaView
 
 PROMPT, OUTPUT = 1000, 1000
 SPEED, PACE_S = 8000.0, 0.01
@@ -25,9 +25,11 @@ def lengths() -> Lengths:
     return found
 
 
-def view(*, speed: float = SPEED, pace_s: float = PACE_S, queued: int = 0, load: int = 0, room: int = 10) -> View:
+def view(
+    *, speed: float = SPEED, pace_s: float = PACE_S, queued: int = 0, load: int = 0, room: int = 10
+) -> ReplicaView:
     """A replica of which this was learned; 0: nothing."""
-    seen, meter = View(), Meter("chat-0", 1)
+    seen, meter = ReplicaView(), Meter("chat-0", 1)
     seen.id, seen.generation, seen.state, seen.last_used = "chat-0", 1, ReplicaState.READY, 0
     seen.load, seen.room, seen.meter = load, room, meter
     for _ in range(5):
@@ -39,7 +41,7 @@ def view(*, speed: float = SPEED, pace_s: float = PACE_S, queued: int = 0, load:
     return seen
 
 
-def ttft_s(views: Sequence[View], waiting: int = 0, *, gateways: int = 1) -> float | None:
+def ttft_s(views: Sequence[ReplicaView], waiting: int = 0, *, gateways: int = 1) -> float | None:
     found = pricing(gateways)
     found.refresh([each.meter for each in views], 0.0)
     return found.ttft_s(views, lengths(), waiting, waiting * PROMPT)
@@ -77,7 +79,7 @@ def test_or_as_their_prompts_are_read_if_that_takes_longer() -> None:
 
 
 def test_the_pace_is_that_beside_those_that_run_and_no_more_than_have_room() -> None:
-    def learned(load: int, room: int = 40) -> View:
+    def learned(load: int, room: int = 40) -> ReplicaView:
         seen = view(pace_s=0.0, load=load, room=room)
         for running in [*range(1, 33)] * 3:
             seen.meter.learn_decode(running, 0.008 + 0.0004 * running)

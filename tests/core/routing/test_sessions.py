@@ -9,15 +9,15 @@ from forebay.core.model import ReplicaState
 from forebay.core.routing.meter import Meter
 from forebay.core.routing.policies import home
 from forebay.core.routing.sessions import HOMES_MAX, LOSSES_MAX, SLOTS_MAX, SessionHomes
-from forebay.core.routing.values import View
+from forebay.core.routing.values import ReplicaView
 
 READY, DEGRADED, DRAINING = ReplicaState.READY, ReplicaState.DEGRADED, ReplicaState.DRAINING
 KEYS = range(1, 41)
 
 
-def seen(id: str) -> View:
+def seen(id: str) -> ReplicaView:
     """A start of the slot."""
-    view = View()
+    view = ReplicaView()
     view.id, view.state, view.meter = id, READY, Meter(id, 1)
     return view
 
@@ -28,10 +28,10 @@ class Gateway:
     def __init__(self) -> None:
         self.homes = SessionHomes()
 
-    def look(self, replicas: list[View]) -> None:
+    def look(self, replicas: list[ReplicaView]) -> None:
         self.homes.look(replicas)
 
-    def send(self, key: int, replicas: list[View]) -> str:
+    def send(self, key: int, replicas: list[ReplicaView]) -> str:
         self.look(replicas)
         live = [at for at, each in enumerate(replicas) if each.state is READY or each.state is DEGRADED]
         found = self.homes.find(key)

@@ -1,16 +1,16 @@
-"""Replicas of tests as routing looks at them: compiled code takes only a `View` for one."""
+"""Replicas of tests as routing looks at them: compiled code takes only a `ReplicaView` for one."""
 
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from forebay.core import routing
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import Ask, Meter, Pricing, Route, Shed, View, Wait
+from forebay.core.routing import Ask, Meter, Pricing, ReplicaView, Route, Shed, Wait
 from forebay.core.routing.values import Rng
 
 
 class Looked(Protocol):
-    """What a test says of a replica; see `View`."""
+    """What a test says of a replica; see `ReplicaView`."""
 
     @property
     def id(self) -> str: ...
@@ -28,9 +28,9 @@ class Looked(Protocol):
     def meter(self) -> Meter: ...
 
 
-def view(replica: Looked) -> View:
+def view(replica: Looked) -> ReplicaView:
     """How it is now."""
-    seen = View()
+    seen = ReplicaView()
     seen.id, seen.generation, seen.state = replica.id, replica.generation, replica.state
     seen.load, seen.room, seen.last_used, seen.meter = replica.load, replica.room, replica.last_used, replica.meter
     seen.places = getattr(replica, "places", 0)

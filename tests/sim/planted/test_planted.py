@@ -10,7 +10,7 @@ from forebay.control import loop
 from forebay.core.admission import RequestQueue, Ticket
 from forebay.core.errors import CLIENT_CLOSED, Refusal
 from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
-from forebay.core.reconcile import Seen
+from forebay.core.reconcile import ClusterObservation
 from forebay.core.resilience import Breaker, Outcome, State
 from forebay.core.routing import Route, Shed, Wait, Why, choose, effective_state
 from forebay.gateway import fleet, polling
@@ -173,9 +173,9 @@ def acts_on_the_unknown(patch: pytest.MonkeyPatch) -> None:
     """Units that nobody can see are taken for units that are not there."""
     right = loop.Controller._observe
 
-    async def wrong(self: loop.Controller) -> Seen:
+    async def wrong(self: loop.Controller) -> ClusterObservation:
         seen = await right(self)
-        return seen if seen.units is not None else Seen(())
+        return seen if seen.units is not None else ClusterObservation(())
 
     patch.setattr(loop.Controller, "_observe", wrong)
 

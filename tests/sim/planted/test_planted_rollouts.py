@@ -10,7 +10,7 @@ import pytest
 from forebay.control import deploying
 from forebay.core.deploy import rollout as core
 from forebay.core.deploy import splitting
-from forebay.core.deploy.rollout import Phase, Rollout, Seen
+from forebay.core.deploy.rollout import ModelObservation, Phase, Rollout
 from forebay.core.deploy.slots import Held, with_stable
 from forebay.core.model import Split
 from forebay.gateway.rollout import arms
@@ -51,7 +51,7 @@ def makes_room_for_the_canary(patch: pytest.MonkeyPatch) -> None:
 def counts_on_what_is_not_ready(patch: pytest.MonkeyPatch) -> None:
     """The canary has its share from the beginning, whether a replica of it is ready or not."""
 
-    def wrong(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
+    def wrong(rollout: Rollout, seen: ModelObservation, withdrawn: bool = False) -> Split:
         return replace(splitting.split_of(rollout, seen, withdrawn), share=0.5)
 
     patch.setattr("forebay.control.deploying.split_of", wrong)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from forebay.sim.rivals import Report, Rival, Seen, State
+from forebay.sim.rivals import Report, Rival, RoutedRequest, State
 
 
 def states(count: int, **fields: Sequence[object]) -> list[State]:
@@ -17,9 +17,9 @@ def states(count: int, **fields: Sequence[object]) -> list[State]:
     return made
 
 
-def ask(id: int, *blocks: int, tokens: int = 0, **more: object) -> Seen:
+def ask(id: int, *blocks: int, tokens: int = 0, **more: object) -> RoutedRequest:
     """A request of these blocks of 512 tokens."""
-    return Seen(id, tokens or 512 * len(blocks), blocks)._replace(**more)
+    return RoutedRequest(id, tokens or 512 * len(blocks), blocks)._replace(**more)
 
 
 class Known(NamedTuple):
@@ -29,10 +29,10 @@ class Known(NamedTuple):
     prompt_s: float
     answer_token_s: float
 
-    def first_token_s(self, request: Seen) -> float:
+    def first_token_s(self, request: RoutedRequest) -> float:
         return self.queue_s + self.prompt_s
 
-    def read_s(self, request: Seen) -> float:
+    def read_s(self, request: RoutedRequest) -> float:
         return self.prompt_s
 
     def token_s(self) -> float:
@@ -47,14 +47,14 @@ class Gateway:
     replicas: list[State]
     now: float = 0.0
     rng: Random = field(default_factory=lambda: Random(1))
-    open: dict[int, tuple[Seen, State]] = field(default_factory=dict)
+    open: dict[int, tuple[RoutedRequest, State]] = field(default_factory=dict)
 
-    def place(self, request: Seen) -> int:
+    def place(self, request: RoutedRequest) -> int:
         at = self.rival.choose(request, self.replicas, self.now, self.rng)
         self.put(request, at)
         return at
 
-    def put(self, request: Seen, at: int) -> None:
+    def put(self, request: RoutedRequest, at: int) -> None:
         replica = self.replicas[at]
         assert replica.alive
         self.rival.sent(request, replica, self.now)
@@ -69,7 +69,7 @@ class Gateway:
         replica.in_flight -= 1
         self.rival.done(request, replica, self.now)
 
-    def finish(self, request: Seen, at: int) -> None:
+    def finish(self, request: RoutedRequest, at: int) -> None:
         """The whole life of a request that goes there."""
         self.put(request, at)
         self.begin(request.id)

@@ -10,7 +10,7 @@ from tests.core.routing.test_cpr import Fleet, Prompt
 from tests.sim.rivals.fleet import Gateway, Known, ask, states
 
 from forebay.core.model import Policy
-from forebay.sim.rivals import RIVALS, Report, Seen
+from forebay.sim.rivals import RIVALS, Report, RoutedRequest
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "begin", "end", "kill", "heal", "report"]), st.integers(0, 7)),
@@ -76,7 +76,7 @@ def test_every_rival_says_where_it_is_from_and_every_variant_what_was_changed(na
     assert name not in set(Policy), "a policy of ours could not be told from it"
 
 
-def block_0() -> list[Seen]:
+def block_0() -> list[RoutedRequest]:
     """Requests that share nothing but their first block, as all 12,031 of the Mooncake conversation trace do."""
     return [ask(n, 0, *range(100 * n + 1, 100 * n + 10)) for n in range(400)]
 

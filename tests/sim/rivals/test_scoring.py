@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from tests.sim.rivals.fleet import Gateway, Known, ask, states, waiting
 
-from forebay.sim.rivals import Report, Seen, State
+from forebay.sim.rivals import Report, RoutedRequest, State
 from forebay.sim.rivals.dynamo import KvRouter, Weights
 from forebay.sim.rivals.gie import Scorers, TokenLoad
 from forebay.sim.rivals.lmetric import LMetric
@@ -210,7 +210,7 @@ def test_load_aware_weighs_the_share_of_the_prompt_against_the_relative_load(bet
 def test_the_oracle_takes_the_earliest_token_unless_it_looks_at_the_end_or_at_others() -> None:
     truths = [Known(5.0, 0.5, 0.02), Known(0.0, 4.6, 0.2), Known(1.0, 2.6, 0.01)]
     replicas: list[State] = states(3, truth=truths)
-    request: Seen = ask(0, *TEN, output_tokens=100)
+    request: RoutedRequest = ask(0, *TEN, output_tokens=100)
 
     def chosen(oracle: Oracle) -> int:
         return oracle.choose(request, replicas, 0.0, Random(0))

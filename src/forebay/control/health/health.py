@@ -32,7 +32,7 @@ from forebay.core.health import (
 from forebay.core.health import Health as State
 from forebay.core.model import ModelRoutes
 from forebay.core.placement.settings import NodeSettings
-from forebay.core.reconcile import SeenUnit, UnitKey
+from forebay.core.reconcile import ObservedUnit, UnitKey
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.devices.opening import LOCAL
@@ -97,7 +97,7 @@ class Health:
         """Ids of devices by their source."""
         self._excluded = Excluded()
         self._condemned: dict[UnitKey, str] = {}
-        self._units: tuple[SeenUnit, ...] = ()
+        self._units: tuple[ObservedUnit, ...] = ()
         self._is_read = False
         self._turn = asyncio.Lock()
         self._retry_at = 0.0
@@ -144,7 +144,7 @@ class Health:
         self._settle()
         await self._keep()
 
-    def condemned(self, units: Iterable[SeenUnit]) -> Mapping[UnitKey, str]:
+    def condemned(self, units: Iterable[ObservedUnit]) -> Mapping[UnitKey, str]:
         """Units lost by an error of their device, and why. `units` are all that run."""
         self._units = tuple(units)
         keys = {unit.key for unit in self._units if unit.alive}
@@ -399,7 +399,7 @@ class Health:
         return found
 
 
-def _is_of(unit: SeenUnit, model: str) -> bool:
+def _is_of(unit: ObservedUnit, model: str) -> bool:
     return unit.slot.rpartition("-")[0] == model
 
 

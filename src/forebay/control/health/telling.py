@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from forebay.control.health.kept import NodeMemory
 from forebay.core.health import DeviceReading, DeviceState, Health
-from forebay.core.reconcile import Kind, SeenUnit
+from forebay.core.reconcile import Kind, ObservedUnit
 from forebay.providers.devices.opening import LOCAL
 
 
@@ -63,7 +63,7 @@ def standing_of(
     memory: NodeMemory,
     name: str,
     readings: Mapping[str, DeviceReading],
-    units: Iterable[SeenUnit],
+    units: Iterable[ObservedUnit],
     trouble: str,
 ) -> Standing:
     """A node as it is now; `readings` and `units` are those of all nodes."""
@@ -86,7 +86,7 @@ def standing_of(
     )
 
 
-def _device(reading: DeviceReading, state: DeviceState, units: Iterable[SeenUnit]) -> DeviceStanding:
+def _device(reading: DeviceReading, state: DeviceState, units: Iterable[ObservedUnit]) -> DeviceStanding:
     return DeviceStanding(
         device=reading.device,
         index=reading.index,

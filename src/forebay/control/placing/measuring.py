@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from forebay.core.placement.values import Need, gib
-from forebay.core.reconcile import Kind, SeenUnit, UnitKey
+from forebay.core.reconcile import Kind, ObservedUnit, UnitKey
 from forebay.providers.footprint import used_bytes
 
 MEASURE_EVERY_S: Final = 15.0
@@ -25,13 +25,13 @@ class Footprints:
         self._told: set[UnitKey] = set()
         self.used: Mapping[UnitKey, int] = {}
 
-    async def run(self, units: Callable[[], Iterable[SeenUnit]], needs: Callable[[], Mapping[str, Need]]) -> None:
+    async def run(self, units: Callable[[], Iterable[ObservedUnit]], needs: Callable[[], Mapping[str, Need]]) -> None:
         """Measure until cancelled."""
         while True:
             await self.measure(list(units()), needs())
             await asyncio.sleep(MEASURE_EVERY_S)
 
-    async def measure(self, units: Iterable[SeenUnit], needs: Mapping[str, Need]) -> None:
+    async def measure(self, units: Iterable[ObservedUnit], needs: Mapping[str, Need]) -> None:
         """Measure once. Reports each unit once that uses far more than estimated."""
         pids = {unit.key: unit.pid for unit in units if unit.alive and unit.kind is Kind.REPLICA and unit.pid}
         found = await asyncio.to_thread(self._read, sorted(pids.values()))

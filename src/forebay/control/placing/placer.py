@@ -14,7 +14,7 @@ from forebay.core.placement.place import homeless, place
 from forebay.core.placement.settings import LOCAL, NodeSettings, cpu_list
 from forebay.core.placement.taken import claim_of
 from forebay.core.placement.values import Claim, Need, Node, Placement, Spot
-from forebay.core.reconcile import Kind, SeenUnit, Slot, State, UnitKey
+from forebay.core.reconcile import Kind, ObservedUnit, Slot, State, UnitKey
 from forebay.core.revision import placed_digest
 from forebay.providers.machine import Machine
 
@@ -48,7 +48,7 @@ class Placer:
         self.placement = Placement()
         """The placement of these."""
 
-    def placed(self, plan: Plan, units: Iterable[SeenUnit], state: State) -> Plan:
+    def placed(self, plan: Plan, units: Iterable[ObservedUnit], state: State) -> Plan:
         """The plan with every slot placed that can be. A spare that cannot be placed is left out.
 
         Running replicas stay, unless their node or device is excluded, or the cluster file now requires another
@@ -86,7 +86,7 @@ class Placer:
         """Why a slot has no place, or should have another; empty: neither."""
         return self.placement.waits.get(slot, "") or self.placement.stays.get(slot, "")
 
-    def _wanted(self, plan: Plan, running: Mapping[str, SeenUnit]) -> Wanted:
+    def _wanted(self, plan: Plan, running: Mapping[str, ObservedUnit]) -> Wanted:
         """The slots that can be placed, with their needs. A slot that merely repeats a running unit stays as it
         is."""
         return [
@@ -113,7 +113,7 @@ class Placer:
             self._found = key, _both(first, second)
         return self._found[1]
 
-    def _slot(self, slot: Slot, need: Need, settings: Mapping[str, NodeSettings], unit: SeenUnit | None) -> Slot:
+    def _slot(self, slot: Slot, need: Need, settings: Mapping[str, NodeSettings], unit: ObservedUnit | None) -> Slot:
         """A slot in its place; the same object as long as nothing changes."""
         spot = self.placement.spots.get(slot.id)
         where: Spot | str = self.placement.waits[slot.id] if spot is None else spot
@@ -140,8 +140,8 @@ def _both(first: Placement, second: Placement) -> Placement:
 
 def _claims(
     nodes: Iterable[Node],
-    alive: Mapping[UnitKey, SeenUnit],
-    running: Mapping[str, SeenUnit],
+    alive: Mapping[UnitKey, ObservedUnit],
+    running: Mapping[str, ObservedUnit],
     needs: Mapping[str, Need],
     used: Mapping[UnitKey, int],
 ) -> dict[UnitKey, Claim]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from forebay.control.plan import Artifact, Plan, PlannedModel, slot_of
 from forebay.core.deploy.slots import Held, resized
 from forebay.core.model import ModelRoutes, ReplicaState
-from forebay.core.reconcile import SeenUnit, Slot
+from forebay.core.reconcile import ObservedUnit, Slot
 from forebay.store.rollouts import Row, Target
 
 
@@ -45,7 +45,7 @@ class Shaper:
         what: Deployed,
         artifacts: Mapping[str, Artifact],
         plan: Plan,
-        units: Iterable[SeenUnit],
+        units: Iterable[ObservedUnit],
     ) -> PlannedModel:
         """The model as deployed. `artifacts` by revision; of a revision that is not prepared, only running units are
         kept."""

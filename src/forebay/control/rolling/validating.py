@@ -7,7 +7,7 @@ from forebay.control.rolling.values import DeployRefused, RevisionSource, Rollou
 from forebay.core.deploy.counting import Counted
 from forebay.core.deploy.course import problems
 from forebay.core.deploy.evidence import Pace, rules_of, undecided
-from forebay.core.deploy.rollout import Rollout, Seen, wanted
+from forebay.core.deploy.rollout import ModelObservation, Rollout, wanted
 from forebay.core.deploy.slots import with_canary
 from forebay.core.rollout import begin
 from forebay.store.rollouts import Row, Target
@@ -42,7 +42,7 @@ async def new_rollout(
         raise DeployRefused(wrong, "course")
     rules = rules_of(model.routes.task, model.rollout, request.course.kind)
     rollout = Rollout("", request.model, served.stable, revision, request.course, 0.0)
-    asks = wanted(rollout, Seen(len(model.slots), None, None))
+    asks = wanted(rollout, ModelObservation(len(model.slots), None, None))
     return Row(rollout, rules, Counted(begin(rules)), with_canary(served.held, asks.canary), 0.0, "")
 
 

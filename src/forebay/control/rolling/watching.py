@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from forebay.core.deploy.counting import Counted
 from forebay.core.deploy.crashes import harm_of
 from forebay.core.deploy.evidence import incidents
-from forebay.core.deploy.rollout import Seen
+from forebay.core.deploy.rollout import ModelObservation
 from forebay.core.deploy.samples import Sample
 from forebay.core.lifecycle import Event
 from forebay.core.model import LoadReport
@@ -35,7 +35,7 @@ class Watch:
     """The state of one rollout."""
 
     def __init__(self, kept: Counted, verdict: Verdict) -> None:
-        self.seen: Seen | None = None
+        self.seen: ModelObservation | None = None
         """What the last round observed."""
         self.verdict = verdict
         self.withdrawn = ""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from forebay.core.pressure import Pressed, Pressure, since, total
-from forebay.core.reconcile import SeenUnit
+from forebay.core.reconcile import ObservedUnit
 
 SLACK_S: Final = 1.0
 """The tolerance in the reported age of a gateway that was started since the last poll."""
@@ -14,7 +14,7 @@ SLACK_S: Final = 1.0
 class PressureSource(Protocol):
     """Polls gateways; implemented by `control.probe.Prober`."""
 
-    async def pressures(self, units: Iterable[SeenUnit]) -> dict[str, Pressure]:
+    async def pressures(self, units: Iterable[ObservedUnit]) -> dict[str, Pressure]:
         """The responses of those that respond, by slot."""
 
 
@@ -34,7 +34,7 @@ class Collector:
         self._at: float | None = None
 
     async def collect(
-        self, source: PressureSource, units: Iterable[SeenUnit], gateways: Collection[str]
+        self, source: PressureSource, units: Iterable[ObservedUnit], gateways: Collection[str]
     ) -> Collected | None:
         """The load since the last complete poll; None: unknown. `gateways`: slots that have to respond."""
         found = await source.pressures(units)

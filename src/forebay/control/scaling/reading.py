@@ -9,7 +9,7 @@ from forebay.control.scaling.collecting import Collected
 from forebay.core.cluster import Slo
 from forebay.core.model import LoadReport, ReplicaState
 from forebay.core.pressure import Pressed, above, quantile
-from forebay.core.reconcile import Kind, SeenUnit, SlotState, State, UnitKey
+from forebay.core.reconcile import Kind, ObservedUnit, SlotState, State, UnitKey
 from forebay.core.scaling.values import Reading
 from forebay.obs.metrics import SECONDS, TOKEN_SECONDS
 
@@ -21,7 +21,7 @@ class Look(NamedTuple):
     """What control has observed in this round."""
 
     state: State
-    units: tuple[SeenUnit, ...]
+    units: tuple[ObservedUnit, ...]
     reports: Mapping[UnitKey, LoadReport]
     rolling: Collection[str] = ()
     """Models with an active rollout."""

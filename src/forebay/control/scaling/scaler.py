@@ -21,7 +21,7 @@ from forebay.control.scaling.reading import Look, make_reading
 from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
 from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest, Standing
-from forebay.core.reconcile import Move, SeenUnit
+from forebay.core.reconcile import Move, ObservedUnit
 from forebay.core.scaling.decide import bounds, decide
 from forebay.core.scaling.limits import gpus_of
 from forebay.core.scaling.schedule import Hours
@@ -113,7 +113,7 @@ class Scaler:
 
         await self._book.follow(lambda: tuple(self._models.values()), take)
 
-    async def collect(self, source: PressureSource, units: Iterable[SeenUnit], plan: Plan) -> None:
+    async def collect(self, source: PressureSource, units: Iterable[ObservedUnit], plan: Plan) -> None:
         """Poll the gateways if due, and if any model is scaled."""
         now = asyncio.get_running_loop().time()
         self._due = now >= self._next_at

@@ -69,7 +69,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ModelObservation:
     """What is known of the model now; None: unknown."""
 
     wanted: int
@@ -91,7 +91,7 @@ class Wanted:
     mirrored: float = 0.0
 
 
-def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) -> tuple[Rollout, Wanted]:
+def decide(rollout: Rollout, seen: ModelObservation, command: Command | None, now: float) -> tuple[Rollout, Wanted]:
     """One step of the state machine. Idempotent for the same input."""
     if rollout.since > now:  # the clock was set back: restart the step rather than let it last for hours
         rollout = replace(rollout, since=now)
@@ -100,7 +100,7 @@ def decide(rollout: Rollout, seen: Seen, command: Command | None, now: float) ->
     return rollout, wanted(rollout, seen)
 
 
-def wanted(rollout: Rollout, seen: Seen) -> Wanted:
+def wanted(rollout: Rollout, seen: ModelObservation) -> Wanted:
     """What a rollout in its current state requires of the cluster."""
     all_of_it = max(seen.wanted, 1)
     match rollout.phase:
@@ -138,7 +138,7 @@ def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
             return rollout
 
 
-def _go_on(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+def _go_on(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     if rollout.phase in ENDED:
         return rollout
     if seen.tripped is not None:
@@ -154,7 +154,7 @@ def _go_on(rollout: Rollout, seen: Seen, now: float) -> Rollout:
             return _settle(rollout, seen, now)
 
 
-def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+def _start(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     """Wait for replicas; then begin the first step or move the traffic."""
     if seen.canary_ready is None:
         return rollout
@@ -174,7 +174,7 @@ def _start(rollout: Rollout, seen: Seen, now: float) -> Rollout:
     return replace(rollout, phase=Phase.COMPARING, since=now, share=share, forced=False, why=why)
 
 
-def _compare(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+def _compare(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     """Go to the next step when its time is over; after the last one only with a verdict."""
     step = rollout.course.steps[rollout.step]
     spent_s = now - rollout.since
@@ -210,7 +210,7 @@ def _take_over(rollout: Rollout, now: float) -> Rollout:
     return replace(rollout, phase=Phase.SETTLING, since=now, forced=False, why=why)
 
 
-def _carried(rollout: Rollout, seen: Seen) -> Rollout:
+def _carried(rollout: Rollout, seen: ModelObservation) -> Rollout:
     """The step's share, limited by what ready replicas can serve. Unknown: unchanged."""
     if seen.canary_ready is None:
         return rollout
@@ -222,7 +222,7 @@ def _carried(rollout: Rollout, seen: Seen) -> Rollout:
     return replace(rollout, share=min(rollout.share, seen.canary_ready / all_of_it))
 
 
-def _settle(rollout: Rollout, seen: Seen, now: float) -> Rollout:
+def _settle(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     """Keep the old revision for a while; the time counts from when the new one has all traffic."""
     before, rollout = rollout.share, _carried(rollout, seen)
     if rollout.share < 1.0:

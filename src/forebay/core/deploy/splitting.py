@@ -1,11 +1,11 @@
 """The traffic split of a rollout that gateways are sent."""
 
 from forebay.core.deploy.course import Kind, replicas_for
-from forebay.core.deploy.rollout import Phase, Rollout, Seen
+from forebay.core.deploy.rollout import ModelObservation, Phase, Rollout
 from forebay.core.model import Split, Sticky
 
 
-def split_of(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
+def split_of(rollout: Rollout, seen: ModelObservation, withdrawn: bool = False) -> Split:
     """The split of a running rollout, limited by what ready replicas can serve now, whatever was decided before.
 
     `withdrawn`: harm was found, and the canary gets only requests that name it.
@@ -23,7 +23,7 @@ def split_of(rollout: Rollout, seen: Seen, withdrawn: bool = False) -> Split:
     )
 
 
-def carried(share: float, seen: Seen) -> float:
+def carried(share: float, seen: ModelObservation) -> float:
     """The part of a share that the canary's ready replicas can serve; all of it if they are unknown."""
     replicas = max(seen.wanted, 1)
     if seen.canary_ready is None or seen.canary_ready >= replicas_for(share, replicas):

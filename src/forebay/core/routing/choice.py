@@ -16,7 +16,7 @@ from forebay.core.routing.policies import (
     round_robin,
 )
 from forebay.core.routing.pricing import Pricing
-from forebay.core.routing.values import Ask, Rng, Route, Shed, View, Wait, Why
+from forebay.core.routing.values import Ask, ReplicaView, Rng, Route, Shed, Wait, Why
 
 CAPACITY_UNKNOWN: Final = 32
 """Assumed for a replica that reports no capacity: unknown is not zero."""
@@ -37,7 +37,7 @@ class Chooser(Protocol):
     def __call__(
         self,
         policy: Policy,
-        replicas: Sequence[View],
+        replicas: Sequence[ReplicaView],
         tried: Collection[tuple[str, int]],
         rng: Rng,
         *,
@@ -66,7 +66,7 @@ def effective_state(planned: ReplicaState, reported: ReplicaState) -> ReplicaSta
 
 def choose(
     policy: Policy,
-    replicas: Sequence[View],
+    replicas: Sequence[ReplicaView],
     tried: Collection[tuple[str, int]],
     rng: Rng,
     *,
@@ -107,7 +107,7 @@ def choose(
     return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
 
 
-def _at_home(replicas: Sequence[View], free: list[int], full: list[int], ask: Ask) -> Route | Wait:
+def _at_home(replicas: Sequence[ReplicaView], free: list[int], full: list[int], ask: Ask) -> Route | Wait:
     for at in (*free, *full):
         if replicas[at].id == ask.home:
             return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
@@ -116,7 +116,13 @@ def _at_home(replicas: Sequence[View], free: list[int], full: list[int], ask: As
 
 
 def _pick(
-    policy: Policy, replicas: Sequence[View], pool: list[int], rng: Rng, *, ask: Ask | None, pricing: Pricing | None
+    policy: Policy,
+    replicas: Sequence[ReplicaView],
+    pool: list[int],
+    rng: Rng,
+    *,
+    ask: Ask | None,
+    pricing: Pricing | None,
 ) -> Route:
     if len(pool) == 1 and (policy is not _CPR or ask is None or pricing is None):
         return Route(pool[0], Why.ONLY)

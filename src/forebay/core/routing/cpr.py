@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.routing.pricing import SPREAD_MAX, Pricing
-from forebay.core.routing.values import Ask, Route, Score, View, Why
+from forebay.core.routing.values import Ask, ReplicaView, Route, Score, Why
 
 _LATE: Final = Why.LATE  # looked up once: enum member access is slow
 _CHEAPEST: Final = Why.CHEAPEST
@@ -32,7 +32,7 @@ SCATTER: Final = 0x9E37_79B1
 """2^32 over the golden ratio: a multiplier that spreads similar seeds far apart (Knuth, TAOCP 3, 6.4)."""
 
 
-def cheapest(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
+def cheapest(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
     """The candidate with the lowest cost; ties are drawn at random, in favour of less loaded replicas.
 
     TTFT budgets are no constraint here: avoiding the replica that has the prompt cached because it would be late
@@ -65,7 +65,7 @@ def best_of(terms: list[Score], ask: Ask) -> Route:
     return Route(best.at, why, best.hit_tokens, terms)
 
 
-def scores(replicas: Sequence[View], pool: Sequence[int], ask: Ask, pricing: Pricing) -> list[Score]:
+def scores(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, pricing: Pricing) -> list[Score]:
     """The cost of each candidate. Waits use the candidate's own speed, the price of new work the mean speed.
 
     Priced at its own speed, work would look expensive on a slow replica even when its cache saves most of it.

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.core.routing.cpr import best_of, scores
 from forebay.core.routing.pricing import Pricing
-from forebay.core.routing.values import Ask, Route, View, Wait, Why
+from forebay.core.routing.values import Ask, ReplicaView, Route, Wait, Why
 
 KV_FULL: Final = 0.9
 """Share of the KV memory in use above which queued requests wait for memory rather than for prefill."""
@@ -47,7 +47,7 @@ def share_of_room(room: int, load: int, gateways: int) -> int:
     return load + -(-(room - load) // gateways) if room > load else room
 
 
-def worth_a_wait(replicas: Sequence[View], pool: Sequence[int], full: Sequence[int]) -> list[int]:
+def worth_a_wait(replicas: Sequence[ReplicaView], pool: Sequence[int], full: Sequence[int]) -> list[int]:
     """The replicas of `full` whose engines are full; none while any open replica in `pool` has memory to spare."""
     if min([replicas[at].meter.kv_share for at in pool]) < EASED:
         return []
@@ -55,7 +55,7 @@ def worth_a_wait(replicas: Sequence[View], pool: Sequence[int], full: Sequence[i
 
 
 def cheapest_or_wait(
-    replicas: Sequence[View], pool: Sequence[int], full: Sequence[int], ask: Ask, pricing: Pricing
+    replicas: Sequence[ReplicaView], pool: Sequence[int], full: Sequence[int], ask: Ask, pricing: Pricing
 ) -> Route | Wait:
     """The cheapest candidate in `pool`, or a wait for one of `full` that is cheaper by more than `SLACK_S`."""
     terms = scores(replicas, [*pool, *full], ask, pricing)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.prefix.index import PrefixIndex
-from forebay.core.routing.values import Ask, Rng, Route, View, Why
+from forebay.core.routing.values import Ask, ReplicaView, Rng, Route, Why
 
 LOAD_BOUND: Final = 1.25
 """How far above the mean load a replica may be and still get a request because of its key or prefix."""
@@ -18,7 +18,7 @@ HIT_SHARE_MIN: Final = 0.5
 WORD: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def round_robin(replicas: Sequence[View], pool: Sequence[int]) -> Route:
+def round_robin(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> Route:
     """The least recently used one, weighted: a replica whose requests count four times gets every fourth turn."""
     turn = 1 + max([replica.last_used for replica in replicas])
 
@@ -29,12 +29,12 @@ def round_robin(replicas: Sequence[View], pool: Sequence[int]) -> Route:
     return Route(min(pool, key=rank), Why.NEXT)
 
 
-def least_requests(replicas: Sequence[View], pool: Sequence[int]) -> Route:
+def least_requests(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> Route:
     """The one with the fewest requests."""
     return Route(_idlest(replicas, pool), Why.FEWEST)
 
 
-def p2c(replicas: Sequence[View], pool: Sequence[int], rng: Rng) -> Route:
+def p2c(replicas: Sequence[ReplicaView], pool: Sequence[int], rng: Rng) -> Route:
     """The less loaded of two random replicas, so that gateways that see the same loads do not all choose alike."""
     if len(pool) == 2:
         return least_requests(replicas, pool)
@@ -43,7 +43,7 @@ def p2c(replicas: Sequence[View], pool: Sequence[int], rng: Rng) -> Route:
     return Route(_idlest(replicas, (pool[first], pool[second + (second >= first)])), Why.FEWER_OF_TWO)
 
 
-def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> Route:
+def consistent_hash(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask) -> Route:
     """The same replica for the same key, unless it is loaded far above the mean and all its slots are used.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so adding or removing
@@ -58,13 +58,13 @@ def consistent_hash(replicas: Sequence[View], pool: Sequence[int], ask: Ask) -> 
     return Route(at, Why.ITS_KEY if at == order[0] else Why.KEY_OVERFLOW)
 
 
-def home(replicas: Sequence[View], live: Sequence[int], key: int) -> int:
+def home(replicas: Sequence[ReplicaView], live: Sequence[int], key: int) -> int:
     """The home of a key among `live`; it changes only if that replica leaves. Rendezvous hashing, as above."""
     scattered = mix(key)
     return max(live, key=lambda at: mix(scattered ^ replicas[at].meter.name))
 
 
-def prefix_affinity(replicas: Sequence[View], pool: Sequence[int], ask: Ask, index: PrefixIndex) -> Route:
+def prefix_affinity(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, index: PrefixIndex) -> Route:
     """The one that has the longest prefix of the prompt cached, if that is most of it and its load is near the
     mean."""
     masks = [replicas[at].meter.mask for at in pool]
@@ -87,7 +87,7 @@ def mix(number: int) -> int:
     return number ^ number >> 31
 
 
-def _idlest(replicas: Sequence[View], pool: Sequence[int]) -> int:
+def _idlest(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> int:
     def cost(at: int) -> tuple[float, int, str]:
         replica = replicas[at]
         return (replica.load + 1) * _times(replica), replica.last_used, replica.id
@@ -95,11 +95,11 @@ def _idlest(replicas: Sequence[View], pool: Sequence[int]) -> int:
     return min(pool, key=cost)
 
 
-def _load(replica: View) -> float:
+def _load(replica: ReplicaView) -> float:
     return replica.load * _times(replica)
 
 
-def _times(replica: View) -> float:
+def _times(replica: ReplicaView) -> float:
     """The weight of a request there."""
     meter = replica.meter
     return meter.burden * meter.handicap

@@ -11,7 +11,7 @@ from typing import Final
 from forebay.core.prefix.index import PrefixIndex
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.speed import Lengths
-from forebay.core.routing.values import Ask, View
+from forebay.core.routing.values import Ask, ReplicaView
 
 PREFILL_TOKENS_PER_S: Final = 2000.0
 """Assumed while no replica's speed is known."""
@@ -79,7 +79,9 @@ class Pricing:
         usual = self.prefill_tokens_per_s
         return max(meter.prefill_tokens_per_s or usual, usual / SPREAD_MAX)
 
-    def ttft_s(self, views: Sequence[View], lengths: Lengths, waiting: int, waiting_tokens: int) -> float | None:
+    def ttft_s(
+        self, views: Sequence[ReplicaView], lengths: Lengths, waiting: int, waiting_tokens: int
+    ) -> float | None:
         """Predicted time to first token of a typical, uncached prompt that arrives now, seconds.
 
         Mean over `views`, the replicas that accept requests; None while none of their speeds is known. `waiting`
@@ -98,7 +100,7 @@ class Pricing:
         here_s = self.gateways * max(waiting / places_per_s, waiting_tokens / tokens_per_s)
         return here_s + there_s / len(views)
 
-    def tpot_s(self, views: Sequence[View]) -> float | None:
+    def tpot_s(self, views: Sequence[ReplicaView]) -> float | None:
         """Predicted time per output token of a request that arrives now, seconds.
 
         Mean over the replicas whose speed is known; None if there are none.

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.core.model import ReplicaState
 from forebay.core.routing.policies import mix
-from forebay.core.routing.values import View
+from forebay.core.routing.values import ReplicaView
 
 HOMES_MAX: Final = 65_536
 """Most sessions that a gateway remembers."""
@@ -27,12 +27,12 @@ class SessionHomes:
     def __init__(self) -> None:
         self._homes: dict[int, tuple[str, int]] = {}
         """By session key: the slot, and the number of losses at that time; least recently used first."""
-        self._alive: dict[str, View] = {}
+        self._alive: dict[str, ReplicaView] = {}
         self._losses: dict[str, list[tuple[int, list[tuple[int, str]]]]] = {}
         """By slot: its losses, each with its number and the slots that remained (name hash and id)."""
         self._number = 0
 
-    def look(self, replicas: Sequence[View]) -> None:
+    def look(self, replicas: Sequence[ReplicaView]) -> None:
         """Detect lost replicas. To be called before a session is looked up, and periodically."""
         before = self._alive
         alive = {

@@ -8,7 +8,7 @@ from forebay.core.model import ReplicaState
 from forebay.core.routing.meter import Meter
 
 
-class View:
+class ReplicaView:
     """One replica as its gateway sees it now. Not a protocol: this is the most frequently read object of routing."""
 
     __slots__ = ("generation", "id", "last_used", "load", "meter", "places", "room", "state")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.resilience import admissible
-from forebay.core.routing import Route, Shed, View, Wait
+from forebay.core.routing import ReplicaView, Route, Shed, Wait
 from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.fleet import BATCH, Seen
 from forebay.gateway.scheduling.hedging import Hedge
@@ -25,7 +25,7 @@ def among(
     if relay.revision:
         tried = (*tried, *of_other_revisions(served.links, relay.revision))
     policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
-    links: Sequence[View] = served.links
+    links: Sequence[ReplicaView] = served.links
     taken: list[tuple[str, int]] = []
     if relay.slotless:
         links = [Seen(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]

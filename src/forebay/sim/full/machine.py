@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from forebay.core.model import Endpoint
-from forebay.core.reconcile import SeenUnit, Slot, UnitKey
+from forebay.core.reconcile import ObservedUnit, Slot, UnitKey
 from forebay.gateway import pages, serve
 from forebay.net import ports
 from forebay.providers.protocol import ProviderError
@@ -193,7 +193,7 @@ class MachineProvider:
         if self._observer is not None:
             self._observer.done("place")
 
-    async def observe(self) -> tuple[SeenUnit, ...]:
+    async def observe(self) -> tuple[ObservedUnit, ...]:
         self._knows = not self._machine.unreachable
         if self._machine.unreachable:
             raise ProviderError(self._machine.unreachable)
@@ -224,14 +224,14 @@ class MachineProvider:
         self._machine.changed.remove(self._change)
 
 
-def _seen(process: Process) -> SeenUnit:
+def _seen(process: Process) -> ObservedUnit:
     slot, endpoint = process.slot, None
     if process.alive:
         try:
             endpoint = msgspec.json.decode(process.endpoint_path.read_bytes(), type=Endpoint)
         except (OSError, *UNREADABLE):
             endpoint = None
-    return SeenUnit(
+    return ObservedUnit(
         slot.id,
         process.generation,
         slot.kind,

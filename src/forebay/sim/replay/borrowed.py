@@ -8,11 +8,11 @@ from random import Random
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy
-from forebay.core.routing import Ask, Pricing, Rng, Route, Shed, View, Wait, Why
+from forebay.core.routing import Ask, Pricing, ReplicaView, Rng, Route, Shed, Wait, Why
 from forebay.sim.engine import Job, Replica
 from forebay.sim.replay.node import Node
 from forebay.sim.rivals.table import Row
-from forebay.sim.rivals.values import Report, Seen, State
+from forebay.sim.rivals.values import Report, RoutedRequest, State
 
 
 class _Truth:
@@ -22,10 +22,10 @@ class _Truth:
         self._engine = engine
         self._now = now
 
-    def first_token_s(self, request: Seen) -> float:
+    def first_token_s(self, request: RoutedRequest) -> float:
         return self._engine.first_token_s(request.tokens, request.blocks, self._now())
 
-    def read_s(self, request: Seen) -> float:
+    def read_s(self, request: RoutedRequest) -> float:
         return self._engine.read_s(request.tokens, request.blocks)
 
     def token_s(self) -> float:
@@ -44,14 +44,14 @@ class Borrowed:
         self._cached: list[set[int]] = []
         self._seqs: list[int] = []
         self._states: list[State] = []
-        self._sent: dict[int, tuple[Seen, State]] = {}
+        self._sent: dict[int, tuple[RoutedRequest, State]] = {}
         self.asked: Job | None = None
         self.tenant = ""
 
     def choose(
         self,
         policy: Policy,
-        replicas: Sequence[View],
+        replicas: Sequence[ReplicaView],
         tried: Collection[tuple[str, int]],
         rng: Rng,
         *,
@@ -62,7 +62,9 @@ class Borrowed:
         job = self.asked
         if job is None:
             return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
-        seen = Seen(job.id, job.prompt_tokens, job.blocks, tenant=self.tenant, output_tokens=job.output_tokens)
+        seen = RoutedRequest(
+            job.id, job.prompt_tokens, job.blocks, tenant=self.tenant, output_tokens=job.output_tokens
+        )
         now = self._now()
         at = self._rival.choose(seen, self._states, now, self._rng)
         state = self._states[at]

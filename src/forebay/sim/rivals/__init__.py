@@ -1,6 +1,6 @@
 """Other systems' routing policies, reimplemented from their published code, for comparison."""
 
 from forebay.sim.rivals.table import RIVALS, Row
-from forebay.sim.rivals.values import Report, Rival, Seen, State, Truth
+from forebay.sim.rivals.values import Report, Rival, RoutedRequest, State, Truth
 
-__all__ = ["RIVALS", "Report", "Rival", "Row", "Seen", "State", "Truth"]
+__all__ = ["RIVALS", "Report", "Rival", "RoutedRequest", "Row", "State", "Truth"]

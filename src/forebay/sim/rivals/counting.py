@@ -7,7 +7,7 @@ from typing import Final
 from zlib import crc32
 
 from forebay.core.routing.policies import mix
-from forebay.sim.rivals.values import Rival, Seen, State, drawn, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, drawn, live
 
 LOAD_FACTOR: Final = 1.25
 
@@ -17,7 +17,7 @@ class AnyReplica(Rival):
 
     __slots__ = ()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         return rng.choice(live(replicas))
 
@@ -30,7 +30,7 @@ class RoundRobin(Rival):
     def __init__(self) -> None:
         self._turn = -1
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         self._turn += 1
@@ -42,7 +42,7 @@ class LeastRequests(Rival):
 
     __slots__ = ()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         return drawn(alive, [replicas[at].in_flight for at in alive], rng)
@@ -53,7 +53,7 @@ class PowerOfTwo(Rival):
 
     __slots__ = ()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         pair = rng.sample(alive, 2) if len(alive) > 1 else alive
@@ -79,7 +79,7 @@ class BoundedHash(Rival):
         self._to_least = to_least
         self._names: dict[str, int] = {}
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         key = self._key(request)
@@ -91,7 +91,7 @@ class BoundedHash(Rival):
         load_max = math.ceil(bound)
         return next(at for at in order if replicas[at].in_flight < load_max)  # the least loaded is always below
 
-    def _key(self, request: Seen) -> int:
+    def _key(self, request: RoutedRequest) -> int:
         blocks = request.blocks[: self._key_blocks]
         if blocks:
             return mix(blocks[-1])

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from forebay.sim.rivals.history import Counted, Expected, Unread
-from forebay.sim.rivals.values import Rival, Seen, State, drawn, held, hit_tokens, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, drawn, held, hit_tokens, live
 
 
 class Weights(NamedTuple):
@@ -45,7 +45,7 @@ class KvRouter(Rival):
         """Active blocks of unknown content, which are not shared."""
         self._expected = None if weights.predicted_s is None else Expected(weights.predicted_s)
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         costs = self.costs(request, [replicas[at] for at in alive], now)
@@ -57,7 +57,7 @@ class KvRouter(Rival):
         odds = [math.exp((low - cost) / scale) for cost in costs]
         return rng.choices(alive, odds)[0]
 
-    def costs(self, request: Seen, replicas: Sequence[State], now: float) -> list[float]:
+    def costs(self, request: RoutedRequest, replicas: Sequence[State], now: float) -> list[float]:
         """Cost of each of these replicas, in blocks."""
         size = request.block_tokens
         prefill, credit, decay, *_ = self._weights
@@ -74,7 +74,7 @@ class KvRouter(Rival):
             costs.append(prefill * read + active + own - shared)
         return costs
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         (overlap,) = self._overlaps(request, [replica], now)
         self._unread.charge(request, replica, request.tokens - overlap)
@@ -83,17 +83,17 @@ class KvRouter(Rival):
         if self._expected is not None:
             self._expected.add(replica.id, request.blocks, now)
 
-    def first_token(self, request: Seen, replica: State, now: float) -> None:
+    def first_token(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         self._unread.release(request, replica)
 
-    def done(self, request: Seen, replica: State, now: float) -> None:
+    def done(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         self._unread.release(request, replica)
         self._active.remove(replica.id, request.blocks)
         self._loosen(request, replica, -1)
 
-    def _overlaps(self, request: Seen, replicas: Sequence[State], now: float) -> list[int]:
+    def _overlaps(self, request: RoutedRequest, replicas: Sequence[State], now: float) -> list[int]:
         """Cached tokens of the prompt at each replica, reported or predicted."""
         blocks = request.blocks
         depths = [held(blocks, replica.cached) if self._weights.events else 0 for replica in replicas]
@@ -102,6 +102,6 @@ class KvRouter(Rival):
             depths = list(map(max, depths, expected))
         return [hit_tokens(request, depth) for depth in depths]
 
-    def _loosen(self, request: Seen, replica: State, sign: int) -> None:
+    def _loosen(self, request: RoutedRequest, replica: State, sign: int) -> None:
         blocks = max(0, math.ceil(request.tokens / request.block_tokens) - len(request.blocks))
         self._loose[replica.id] = self._loose.get(replica.id, 0) + sign * blocks

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from forebay.sim.rivals.history import Lately, Unread
-from forebay.sim.rivals.values import Rival, Seen, State, drawn, held, hit_tokens, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, drawn, held, hit_tokens, live
 
 MATCHED_TOKENS_MAX: Final = 131_072
 """Longer shared prefixes are not compared."""
@@ -43,7 +43,7 @@ class Scorers(Rival):
         self._events = events
         self._sent = Lately()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         waiting = [replicas[at].report.waiting for at in alive]
@@ -60,7 +60,7 @@ class Scorers(Rival):
             costs.append(-score - self._queue * ((most - waits) / spread if spread else 1.0))
         return drawn(alive, costs, rng)
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         if self._events:
             return
@@ -101,7 +101,7 @@ class TokenLoad(Rival):
         self._tokens_per_s = tokens_per_s
         self._unread = Unread()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         hits = {at: hit_tokens(request, held(request.blocks, replicas[at].cached)) for at in alive}
@@ -116,12 +116,12 @@ class TokenLoad(Rival):
             pool = alive
         return drawn(pool, [load[at] - hits[at] for at in pool], rng)
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         hit = hit_tokens(request, held(request.blocks, replica.cached))
         self._unread.charge(request, replica, request.tokens - hit)
 
-    def first_token(self, request: Seen, replica: State, now: float) -> None:
+    def first_token(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         self._unread.release(request, replica)
 

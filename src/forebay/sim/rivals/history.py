@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-from forebay.sim.rivals.values import Seen, State
+from forebay.sim.rivals.values import RoutedRequest, State
 
 
 class Owners:
@@ -147,11 +147,11 @@ class Unread:
         """Tokens of one replica."""
         return self._tokens.get(id, 0)
 
-    def charge(self, request: Seen, replica: State, tokens: int) -> None:
+    def charge(self, request: RoutedRequest, replica: State, tokens: int) -> None:
         """A request is sent, with this many uncached prompt tokens."""
         self._charges[request.id, replica.id] = tokens
         self._tokens[replica.id] = self._tokens.get(replica.id, 0) + tokens
 
-    def release(self, request: Seen, replica: State) -> None:
+    def release(self, request: RoutedRequest, replica: State) -> None:
         """Its response begins, or it has ended. Further calls have no effect."""
         self._tokens[replica.id] = self.tokens(replica.id) - self._charges.pop((request.id, replica.id), 0)

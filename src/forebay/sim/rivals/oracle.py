@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from forebay.sim.rivals.values import Rival, Seen, State, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, live
 
 
 class Oracle(Rival):
@@ -19,11 +19,11 @@ class Oracle(Rival):
         self._to_the_end = to_the_end
         self._price = price
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`. Raises ValueError if the true state is not available."""
         return min(live(replicas), key=lambda at: (self._cost_s(request, replicas[at]), replicas[at].in_flight))
 
-    def _cost_s(self, request: Seen, replica: State) -> float:
+    def _cost_s(self, request: RoutedRequest, replica: State) -> float:
         truth = replica.truth
         if truth is None:
             raise ValueError(f"the true state of {replica.id} is not available")

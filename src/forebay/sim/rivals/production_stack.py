@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from forebay.sim.rivals.history import Owners
-from forebay.sim.rivals.values import Rival, Seen, State, held, hit_tokens, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, held, hit_tokens, live
 
 RATE_WINDOW_S: Final = 60.0
 """Window over which the router measures a replica's request rate."""
@@ -26,7 +26,7 @@ class PrefixAware(Rival):
         self._trie = Owners()
         self._sent: dict[str, deque[float]] = {}
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         depths = self._trie.depths(request.blocks, [replicas[at].id for at in alive])
@@ -35,7 +35,7 @@ class PrefixAware(Rival):
             return min(alive, key=lambda at: self._recent(replicas[at].id, now))
         return rng.choice([at for at, depth in zip(alive, depths, strict=True) if depth == longest])
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         bit, owners = self._trie.bit(replica.id), self._trie.owners
         for block in request.blocks:
@@ -64,7 +64,7 @@ class LoadAware(Rival):
     def __init__(self, *, beta: float = 1.0) -> None:
         self._beta = beta
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         alive = live(replicas)
         mean = sum([replicas[at].in_flight for at in alive]) / len(alive)

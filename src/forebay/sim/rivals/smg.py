@@ -9,7 +9,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from forebay.sim.rivals.history import Lately
-from forebay.sim.rivals.values import Rival, Seen, State, held, hit_tokens, live
+from forebay.sim.rivals.values import Rival, RoutedRequest, State, held, hit_tokens, live
 
 CHARS: Final = 4
 """Characters per token: SMG measures its trees in characters."""
@@ -50,7 +50,7 @@ class CacheAware(Rival):
         self._evict_at = switch.eviction_s
         self._stray = -1
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """See `Rival`."""
         if now >= self._evict_at:
             self._evict(request.block_tokens, replicas, now)
@@ -73,7 +73,7 @@ class CacheAware(Rival):
         self._stray = request.id
         return alive[0]
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """See `Rival`."""
         self._chosen[replica.id] = self._chosen.get(replica.id, 0) + 1
         if self._switch.events or request.id == self._stray:

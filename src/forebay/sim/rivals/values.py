@@ -7,7 +7,7 @@ from random import Random
 from typing import Final, NamedTuple, Protocol
 
 
-class Seen(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request as a router sees it."""
 
     id: int
@@ -43,10 +43,10 @@ UNHEARD: Final = Report()
 class Truth(Protocol):
     """The engine's true state, assuming no further arrivals. For the oracle only."""
 
-    def first_token_s(self, request: Seen) -> float:
+    def first_token_s(self, request: RoutedRequest) -> float:
         """The request's time to first token: after all queued requests, at the real speed."""
 
-    def read_s(self, request: Seen) -> float:
+    def read_s(self, request: RoutedRequest) -> float:
         """The part of it that is its own prefill, without what will be cached by then."""
 
     def token_s(self) -> float:
@@ -72,17 +72,17 @@ class Rival:
 
     __slots__ = ()
 
-    def choose(self, request: Seen, replicas: Sequence[State], now: float, rng: Random) -> int:
+    def choose(self, request: RoutedRequest, replicas: Sequence[State], now: float, rng: Random) -> int:
         """The index of a live replica. Raises ValueError if there is none."""
         raise NotImplementedError
 
-    def sent(self, request: Seen, replica: State, now: float) -> None:
+    def sent(self, request: RoutedRequest, replica: State, now: float) -> None:
         """The request was sent to this replica, the one just chosen; `in_flight` may include it already."""
 
-    def first_token(self, request: Seen, replica: State, now: float) -> None:
+    def first_token(self, request: RoutedRequest, replica: State, now: float) -> None:
         """Its response begins."""
 
-    def done(self, request: Seen, replica: State, now: float) -> None:
+    def done(self, request: RoutedRequest, replica: State, now: float) -> None:
         """It has ended, successfully or not."""
 
 
@@ -108,6 +108,6 @@ def held(blocks: Sequence[int], cached: Container[int]) -> int:
     return len(blocks)
 
 
-def hit_tokens(request: Seen, depth: int) -> int:
+def hit_tokens(request: RoutedRequest, depth: int) -> int:
     """Tokens in this many blocks of the prompt; the last block may be partial."""
     return min(depth * request.block_tokens, request.tokens)
