@@ -64,7 +64,7 @@ def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
     assert Counter(go(waiting, tickets)[0] for _ in range(8)) == {"a": 6, "b": 2}
 
 
-def test_what_an_answer_really_took_decides_who_is_next() -> None:
+def test_the_real_cost_of_a_response_decides_the_next_tenant() -> None:
     tickets = {item: Ticket(tenant=item[0], work_tokens=100.0) for item in ("a1", "b1", "a2", "b2", "a3")}
     waiting = room()
     enter(waiting, *tickets.items())
@@ -87,7 +87,7 @@ def test_being_idle_earns_none_past_an_empty_room_either() -> None:
     assert waiting.waiting() == ["b", "a"]
 
 
-def test_who_sends_one_at_a_time_is_charged_no_more_than_that() -> None:
+def test_a_tenant_with_one_request_at_a_time_is_charged_only_for_that() -> None:
     tickets = {item: Ticket(tenant=item[0], work_tokens=work) for item, work in (("a1", 150.0), ("a2", 150.0))}
     tickets |= {f"b{n}": Ticket(tenant="b", work_tokens=100.0) for n in range(3)}
     waiting = room()
@@ -137,7 +137,7 @@ def test_bands_count_tokens_for_themselves() -> None:
     assert waiting.waiting() == ["a", "b"]
 
 
-def test_a_full_room_refuses_whom_nobody_is_below() -> None:
+def test_a_full_queue_rejects_requests_that_outrank_no_other() -> None:
     waiting = room(2)
     enter(waiting, ("a", Ticket()), ("b", Ticket()))
     for newcomer in (Ticket(), Ticket(BATCH)):
@@ -181,7 +181,7 @@ def test_an_item_waits_until_its_deadline_or_as_long_as_the_room_says() -> None:
     assert not waiting
 
 
-def test_who_lost_a_replica_goes_to_the_front_of_its_band_and_no_further() -> None:
+def test_a_request_that_lost_its_replica_goes_to_the_front_of_its_band() -> None:
     waiting = room(2)
     enter(waiting, ("a", Ticket(tenant="a", deadline=1.0)), ("i", Ticket(INTERACTIVE)))
     waiting.enter_again("y", Ticket(tenant="y", deadline=8.0), 0.0)
@@ -191,7 +191,7 @@ def test_who_lost_a_replica_goes_to_the_front_of_its_band_and_no_further() -> No
     assert waiting.waiting() == ["i", "y", "a"]
 
 
-def test_who_waits_twice_is_a_mistake_of_the_caller() -> None:
+def test_entering_the_queue_twice_is_an_error() -> None:
     waiting = room()
     enter(waiting, ("a", Ticket()))
     with pytest.raises(AssertionError):
@@ -221,7 +221,7 @@ def test_the_oldest_of_a_band_rises_once_in_a_while() -> None:
     above=st.sampled_from(list(Band)),
     every_s=st.sampled_from([1, 2, 5]),
 )
-def test_strict_priority_starves_nobody(band: Band, above: Band, every_s: int) -> None:
+def test_strict_priority_starves_no_band(band: Band, above: Band, every_s: int) -> None:
     """One goes every so often, others never run out: the oldest of a band goes when it has risen to the top."""
     waiting = room(100, 1e6)
     enter(waiting, ("low", Ticket(band, "low")), *((f"stuck {n}", Ticket(DEFAULT)) for n in range(20)))
@@ -310,7 +310,7 @@ YIELD: dict[str, tuple[list[Attempt], int | None]] = {
 
 
 @pytest.mark.parametrize("case", YIELD)
-def test_who_gives_way_to_an_interactive_request(case: str) -> None:
+def test_the_request_that_an_interactive_one_preempts(case: str) -> None:
     running, index = YIELD[case]
     assert preempt(running, INTERACTIVE) is (None if index is None else running[index])
 
@@ -325,7 +325,7 @@ def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
     assert waiting.retry_after_s(108.0 + 20) == RETRY_AFTER_S_MAX  # they have waited long, and nobody was done
 
 
-def test_who_comes_after_a_quiet_time_is_not_sent_away_for_long() -> None:
+def test_retry_after_a_quiet_time_uses_the_last_known_rate() -> None:
     waiting = room()
     assert waiting.retry_after_s(1.0) == RETRY_AFTER_S_MAX  # nothing is known
     waiting.timeout_s = 2.5

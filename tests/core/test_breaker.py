@@ -159,7 +159,7 @@ def test_probes_are_never_more_than_allowed_and_all_come_back(steps: list[tuple[
 # --- slow start and brown-out
 
 
-def test_who_comes_back_starts_slowly() -> None:
+def test_a_replica_that_comes_back_starts_slowly() -> None:
     breaker = Breaker(LIMITS)
     assert breaker.handicap(0.0) == 1.0
     breaker.ready(100.0)
@@ -249,7 +249,7 @@ def test_the_pool_is_the_median_of_the_replicas_of_which_enough_is_known(
     assert pool_ttft_s(pool, 30.1) is None
 
 
-def test_who_is_slower_by_a_few_milliseconds_is_not_slow() -> None:
+def test_a_replica_slower_by_a_few_milliseconds_is_not_slow() -> None:
     slow, quick = pool = [Breaker(LIMITS), Breaker(LIMITS)]
     for now in (0.0, 10.0):
         noted(slow, 0.050, now)

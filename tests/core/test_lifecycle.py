@@ -37,6 +37,6 @@ def test_whatever_a_draining_unit_says_it_never_gets_work_again(event: Event) ->
         (ReplicaState.QUARANTINED, Event.SERVES),
     ],
 )
-def test_a_move_that_makes_no_sense_is_an_error(state: ReplicaState, event: Event) -> None:
+def test_an_invalid_transition_is_an_error(state: ReplicaState, event: Event) -> None:
     with pytest.raises(KeyError):
         step(state, event)

@@ -152,7 +152,7 @@ def test_what_is_left_of_a_dead_replica_is_kept_until_its_successor_starts() -> 
     assert world.turn().actions == ()
 
 
-def test_a_short_silence_kills_nobody() -> None:
+def test_a_short_silence_kills_no_replica() -> None:
     world = ready_world()
     world.units["chat-0", 1].hangs = True
     world.run(8)
@@ -164,7 +164,7 @@ def test_a_short_silence_kills_nobody() -> None:
     assert world.state.slots[0].restarts == 0
 
 
-def test_a_pause_of_control_itself_kills_nobody() -> None:
+def test_a_pause_of_control_itself_kills_no_replica() -> None:
     world = ready_world()
     world.units["chat-0", 1].hangs = True
     world.turn()

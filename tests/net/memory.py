@@ -57,7 +57,7 @@ class Wire:
         return self.closing or self.eof
 
 
-class Desk:
+class FakeOwner:
     """A server without a socket; `late` keeps the answers until they are asked for."""
 
     def __init__(self, late: bool = False, common: Common | None = None) -> None:
@@ -101,9 +101,9 @@ class Desk:
             exchange.respond(200, [], exchange.body)
 
 
-def serve(parts: list[bytes], late: bool, common: Common | None = None) -> tuple[Desk, Wire]:
+def serve(parts: list[bytes], late: bool, common: Common | None = None) -> tuple[FakeOwner, Wire]:
     """What comes of these bytes on a connection of its own; `common` has seen others."""
-    desk, wire = Desk(late, common), Wire()
+    desk, wire = FakeOwner(late, common), Wire()
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     for part in parts:
@@ -130,7 +130,7 @@ REQUESTS = (
 
 def warm() -> Common:
     """What a server has that has had all these requests."""
-    desk = Desk()
+    desk = FakeOwner()
     for request in REQUESTS:
         serve([request], late=False, common=desk.common)
     return desk.common

@@ -4,7 +4,7 @@ import gc
 from typing import Any, cast
 
 import pytest
-from tests.net.memory import Desk, Wire
+from tests.net.memory import FakeOwner, Wire
 from tests.net.rig import echo, get, peer, post, run, serving, until
 
 from forebay.core.errors import Code
@@ -95,8 +95,8 @@ def test_what_was_asked_before_is_answered_before() -> None:
 
 
 @pytest.mark.interpreted
-def test_who_goes_on_sending_is_listened_to_but_not_for_ever() -> None:
-    desk, wire = Desk(), Wire()
+def test_a_client_that_keeps_sending_after_a_refusal_is_drained_for_a_limited_time() -> None:
+    desk, wire = FakeOwner(), Wire()
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     connection.data_received(HEAD.replace(b"/no", b"/unwanted").replace(b"5000000", b"5000") % b"")
@@ -115,7 +115,7 @@ def test_what_a_client_has_sent_is_let_go_of_when_it_leaves_in_the_middle() -> N
     gc.collect()
     gc.disable()  # which would find it some day: with bodies of many megabytes too late
     try:
-        connection, wire = Connection(Desk()), Wire()
+        connection, wire = Connection(FakeOwner()), Wire()
         connection.connection_made(cast(Any, wire))
         connection.data_received(b"POST /left HTTP/1.1\r\nhost: a\r\ncontent-length: 4000\r\n\r\n" + b"x" * 3000)
         connection.connection_lost(None)
@@ -149,7 +149,7 @@ def length(size: int) -> bytes:
     ],
 )
 def test_a_large_body_takes_as_much_of_the_room_as_it_may_get(bodies: list[tuple[bytes, bytes]], taken: int) -> None:
-    desk = Desk()
+    desk = FakeOwner()
     desk.common.limits = ROOM
     for head, part in bodies:
         connection, wire = Connection(desk), Wire()
@@ -168,7 +168,7 @@ def body_of(size: int) -> bytes:
 @pytest.mark.parametrize(
     "start", [length(LARGE), CHUNKED + b"%x\r\n" % LARGE + body_of(LARGE)], ids=["length", "chunked"]
 )
-def test_who_comes_when_there_is_no_room_is_turned_away_and_who_is_being_read_goes_on(start: bytes) -> None:
+def test_a_body_without_room_is_rejected_and_bodies_being_read_continue(start: bytes) -> None:
     async def main() -> None:
         async with (
             serving(echo, ROOM) as server,
@@ -228,7 +228,7 @@ def test_a_body_that_would_never_have_room_is_read_when_there_is_no_other() -> N
     ],
 )
 def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes]) -> None:
-    desk, wire = Desk(), Wire()
+    desk, wire = FakeOwner(), Wire()
     desk.common.limits = ROOM
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
@@ -241,7 +241,7 @@ def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes
 
 
 def test_room_is_given_back_when_a_body_does_not_come_in_time() -> None:
-    desk, wire = Desk(), Wire()
+    desk, wire = FakeOwner(), Wire()
     desk.common.limits = ROOM
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, pieces
-from tests.net.memory import ANSWERS, REQUESTS, Desk, Shelf, Wire, ask, serve, warm, warm_known
+from tests.net.memory import ANSWERS, REQUESTS, FakeOwner, Shelf, Wire, ask, serve, warm, warm_known
 from tests.net.rig import Log, get, post
 
 from forebay.net.client import Call, Pool
@@ -34,7 +34,7 @@ def parserless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seen(*requests: bytes) -> Common:
     """What a server shares that has had these."""
-    common = Desk().common
+    common = FakeOwner().common
     for request in requests:
         serve([request], late=False, common=common)
     return common
@@ -50,7 +50,7 @@ def test_a_known_head_needs_no_parser_whatever_the_length(
     common = seen(spelt(b"hello"))
     request.getfixturevalue("parserless")
     asked: list[Any] = []
-    monkeypatch.setattr(Desk, "answer", lambda desk: asked.append(desk.waiting.pop()))
+    monkeypatch.setattr(FakeOwner, "answer", lambda desk: asked.append(desk.waiting.pop()))
     for body in (b"x" * 12, b"", b"\r\n\r\n", b"content-length: 7\r\n"):
         desk, _ = serve([spelt(body)], late=False, common=common)
         assert desk.seen == [(b"POST", b"/a?b=c", body)]

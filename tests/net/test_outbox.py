@@ -68,7 +68,7 @@ class Loop:
         self.soon.append(callback)
 
 
-def test_what_somebody_waits_for_goes_at_once_until_there_is_much_of_it() -> None:
+def test_few_writes_are_sent_at_once_and_many_are_batched() -> None:
     loop, log = Loop(), list[tuple[str, bytes]]()
     outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
     names = [str(at) for at in range(2 * AT_ONCE)]

@@ -27,7 +27,7 @@ async def swept(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("part", [b"", b"GET / HT", get()])
-def test_who_is_idle_for_longest_makes_room_for_who_comes(part: bytes) -> None:
+def test_the_longest_idle_connection_makes_room_for_a_new_one(part: bytes) -> None:
     async def main() -> None:
         limits = Limits(connections_max=2, write_timeout_s=BUSY_SWEEPS)
         async with serving(echo, limits) as server, contextlib.AsyncExitStack() as stack:
@@ -50,7 +50,7 @@ def test_who_is_idle_for_longest_makes_room_for_who_comes(part: bytes) -> None:
     run(main())
 
 
-def test_who_is_busy_or_has_just_come_makes_no_room() -> None:
+def test_busy_and_new_connections_are_not_evicted() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:

@@ -410,7 +410,7 @@ def test_draining_finishes_what_runs_closes_what_idles_and_accepts_nothing_new()
     run(main())
 
 
-def test_who_asks_again_while_the_server_drains_is_answered_and_told_that_the_connection_closes() -> None:
+def test_a_request_during_a_drain_is_answered_with_connection_close() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:

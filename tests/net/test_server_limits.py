@@ -81,7 +81,7 @@ def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
         (b"host: a\r\ncontent-length: 9\r\n\r\nslow", 408, "timeout_error", "request_timeout"),
     ],
 )
-def test_who_asks_for_a_message_is_refused_in_anthropics_words(
+def test_errors_of_the_messages_endpoint_have_anthropics_format(
     target: bytes, rest: bytes, status: int, kind: str, code: str
 ) -> None:
     async def main() -> None:
@@ -97,7 +97,7 @@ def test_who_asks_for_a_message_is_refused_in_anthropics_words(
     run(main())
 
 
-def test_bytes_behind_a_message_are_refused_in_nobodys_words_but_ours() -> None:
+def test_bytes_behind_a_message_are_rejected_in_our_own_format() -> None:
     async def main() -> None:
         async with serving(echo, SMALL) as server, peer(server.port) as client:
             client.send(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi" + b"\x00nonsense\r\n")

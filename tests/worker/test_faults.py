@@ -87,7 +87,7 @@ def test_a_killed_engine_is_replaced_and_its_requests_fail_retryably(tmp_path: P
         assert "killed by signal 9" in w.log()
 
 
-def test_a_gateway_hears_of_a_failure_in_a_trailer_and_keeps_its_connection(tmp_path: Path) -> None:
+def test_a_failure_reaches_the_gateway_in_a_trailer_and_keeps_its_connection(tmp_path: Path) -> None:
     body = json.dumps(LONG | {"stream": True}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-forebay-gateway: 1\r\ncontent-length: %d\r\n\r\n"
     with worker(tmp_path, settings=SLOW_STEPS) as w:
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_frees_all_that_it_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_tokens_of_who_leaves_are_counted_once(tmp_path: Path, n: int) -> None:
+def test_tokens_of_a_disconnected_client_are_counted_once(tmp_path: Path, n: int) -> None:
     with worker(tmp_path, settings=SLOW_STEPS) as w:
         w.ready()
         prompt = w.http.post(f"{w.url}/v1/chat/completions", json=LONG | {"max_tokens": 1}).json()["usage"][

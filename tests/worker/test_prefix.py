@@ -102,7 +102,7 @@ def test_what_is_no_prompt_of_one_sequence_has_no_names(shared: Worker) -> None:
 
 
 @pytest.mark.parametrize("since", ["", "x", "-1", "1.0", "9" * 30, "%31", "٣"])
-def test_who_asks_for_no_number_gets_the_load_alone(shared: Worker, since: str) -> None:
+def test_a_load_request_without_a_sequence_number_gets_the_load_only(shared: Worker, since: str) -> None:
     assert news(shared, since) is None
     assert shared.load().blocks is None
 

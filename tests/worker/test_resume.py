@@ -179,7 +179,7 @@ def test_text_at_the_seam_is_counted_in_bytes_and_the_stream_keeps_its_name(chat
     ],
     ids=str,
 )
-def test_a_gateway_is_told_of_a_stream_that_nobody_could_go_on_with(
+def test_a_stream_that_cannot_be_resumed_is_marked_for_the_gateway(
     chat: Worker, fields: dict[str, Any], resumable: bool
 ) -> None:
     for gateway in (True, False):

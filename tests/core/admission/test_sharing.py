@@ -110,7 +110,7 @@ class Shared:
     most=st.integers(1, 12),
     steps=st.lists(st.sampled_from(["comes", "comes", "goes", "batch ends", "refill"]), max_size=200),
 )
-def test_urgent_requests_always_find_a_place_and_nobody_is_stopped_for_each_of_them(
+def test_urgent_requests_never_queue_behind_batch_work_and_rarely_preempt_it(
     places: int, most: int, steps: list[str]
 ) -> None:
     replica = Shared(places, min(most, places))
@@ -133,7 +133,7 @@ def test_urgent_requests_always_find_a_place_and_nobody_is_stopped_for_each_of_t
     ages_s=st.lists(st.floats(0, 500), min_size=1, max_size=8),
     again_every_s=st.floats(0.1, 60),
 )
-def test_who_gives_way_again_and_again_is_reached_by_its_age(ages_s: list[float], again_every_s: float) -> None:
+def test_batch_requests_that_are_preempted_repeatedly_rise_by_age(ages_s: list[float], again_every_s: float) -> None:
     """However often they are sent and stopped, one rises in every two minutes, the oldest first."""
     room: RequestQueue[int] = RequestQueue(100, 1e6)
     ticket, now, risen = Ticket(Band.BATCH), 1000.0, []

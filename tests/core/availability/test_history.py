@@ -41,7 +41,7 @@ def test_what_is_unknown_is_told_in_gaps_that_do_not_touch(known: dict[int, floa
     assert all(a.until < b.since for a, b in pairwise(found))
 
 
-def test_hours_nobody_has_seen_are_one_gap() -> None:
+def test_adjacent_unobserved_hours_are_one_gap() -> None:
     hour = float(HOUR_S)
     assert list(gaps({}, 0.0, 5 * hour)) == [Gap(0.0, 5 * hour, 5 * hour)]
     assert list(gaps({0: hour, 1: hour - 40, 2: hour, 3: hour - 5}, 0.0, 4 * hour)) == [Gap(hour, 2 * hour, 40.0)]

@@ -102,7 +102,7 @@ def test_shadow_and_ab_end_with_what_was_found_and_move_nothing(kind: Kind, aske
     assert (ended.phase, found) == (Phase.JUDGED, Wanted(4, 0))
 
 
-def test_without_a_verdict_in_time_somebody_decides_or_it_goes_back() -> None:
+def test_without_a_verdict_in_time_a_rollout_waits_for_an_operator_or_rolls_back() -> None:
     last = replace(begun(COURSES[Kind.CANARY]), phase=Phase.COMPARING, step=1, share=0.2)
     waits, asked = decide(last, seen(1, OPEN), None, 1e5)
     assert (waits.phase, asked.share) == (Phase.COMPARING, 0.2)
@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_back_makes_a_step_begin_anew() -> None:
     assert decide(rollout, seen(4), None, 700.0)[0].phase is Phase.PROMOTED
 
 
-def test_who_wants_the_end_while_it_settles_gets_it_at_once() -> None:
+def test_promote_ends_settling_as_soon_as_all_replicas_are_ready() -> None:
     rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0, paused=True)
     assert decide(rollout, seen(3), Command.PROMOTE, 10.0)[0].phase is Phase.SETTLING
     assert decide(rollout, seen(4), Command.PROMOTE, 10.0)[0].phase is Phase.PROMOTED
@@ -170,7 +170,7 @@ LOOKS = st.lists(
 
 
 @given(RUNS, LOOKS)
-def test_whatever_happens_nobody_gets_more_than_is_ready_and_the_old_one_stays(
+def test_a_share_never_exceeds_ready_replicas_and_the_stable_revision_stays(
     course: Course, looks: list[tuple[int, int | None, Verdict | None, Tripped | None, Command | None, int]]
 ) -> None:
     assert not list(problems(course))

@@ -173,7 +173,7 @@ def test_a_preference_is_one_name(reply: str, first: int | None) -> None:
     assert preferred(reply) == first
 
 
-def test_who_always_likes_the_first_answer_says_nothing() -> None:
+def test_a_judge_that_always_prefers_the_first_answer_has_no_preference() -> None:
     assert preference(1, 1) == preference(-1, -1) == preference(0, 0) == 0.0
     assert preference(-1, 1) == 1.0
     assert preference(1, -1) == -1.0

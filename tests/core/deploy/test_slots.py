@@ -30,7 +30,7 @@ def test_a_promoted_canary_keeps_its_slots_and_the_next_one_takes_the_others() -
 
 
 @given(INDICES, INDICES, st.integers(0, 8), st.integers(0, 8))
-def test_nobody_gets_what_another_holds_and_nothing_held_is_given_up_without_need(
+def test_slots_are_never_shared_and_are_kept_when_possible(
     stable: set[int], canary: set[int], more: int, several: int
 ) -> None:
     held = Held(tuple(sorted(stable)), tuple(sorted(canary - stable)))
@@ -69,7 +69,7 @@ def rollout(kind: Kind = Kind.CANARY, **changes: Any) -> Rollout:
     st.booleans(),
     st.sampled_from(sorted(Kind)),
 )
-def test_nobody_is_told_a_share_that_ready_replicas_do_not_carry(
+def test_no_published_share_exceeds_what_ready_replicas_carry(
     share: float, replicas: int, ready: int | None, withdrawn: bool, kind: Kind
 ) -> None:
     split = split_of(rollout(kind, share=share), ModelObservation(replicas, replicas, ready), withdrawn)

@@ -177,14 +177,14 @@ def test_the_first_in_the_list_steps_in_that_is_free_and_meant_for_the_trouble(
         assert found.before == ("big",)
 
 
-def test_nobody_steps_in_for_a_revision_or_for_a_model_without_a_list() -> None:
+def test_no_fallback_for_a_named_revision_or_a_model_without_fallbacks() -> None:
     states = {"big": DOWN, "small": FREE, "tiny": DOWN}
     assert fall_back(table(), BIG._replace(revision="r-1"), states) is None
     assert fall_back(table(), Chosen("tiny", ""), states) is None
     assert fall_back(table(), Chosen("gone", ""), states) is None
 
 
-def test_who_steps_in_for_a_stand_in_is_chosen_by_the_first_trouble() -> None:
+def test_a_second_fallback_is_chosen_by_the_first_reason() -> None:
     first = fall_back(table(), BIG, {"big": DOWN, "small": FREE})
     assert first is not None
     second = fall_back(table(), first, {"big": FREE, "small": SATURATED, "tiny": FREE})

@@ -109,7 +109,7 @@ def test_gateways_together_leave_no_place_empty_and_take_few_too_many(room: int,
     assert share_of_room(room, load, 1) == room
 
 
-def test_who_would_have_to_be_read_anew_elsewhere_waits_for_the_replica_that_holds_it() -> None:
+def test_a_request_waits_for_the_full_replica_that_caches_its_prompt() -> None:
     assert pick(*fleet(10, 0, 0), long_ask()) == Wait(Why.BEST_FULL, 0)
 
 
@@ -131,7 +131,7 @@ def test_others_go_where_there_is_room(ask: Ask, strained: bool, kv_share: float
     assert choice[0] in (1, 2)
 
 
-def test_who_was_held_is_sent_with_that_reason_and_all_that_was_compared() -> None:
+def test_a_held_request_is_routed_with_that_reason_and_all_scores() -> None:
     replicas, pricing = fleet(9, 10, 10)
     choice = choose(Policy.CPR, replicas, (), NoRng(), ask=long_ask(held=True), pricing=pricing)
     assert isinstance(choice, Route)
@@ -144,7 +144,7 @@ def test_where_all_are_full_it_waits_for_any() -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=6), st.booleans(), st.integers(0, 30_000))
-def test_nobody_waits_to_save_less_than_the_slack(loads: list[int], held: bool, tokens: int) -> None:
+def test_no_request_waits_to_save_less_than_the_slack(loads: list[int], held: bool, tokens: int) -> None:
     replicas, pricing = fleet(*loads)
     ask = Ask(7, tokens, blocks=PROMPT, block_tokens=max(1, tokens // len(PROMPT)))
     ask.held = held

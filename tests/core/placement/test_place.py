@@ -146,7 +146,7 @@ def test_new_ones_are_put_otherwise_if_that_makes_room_for_one_more() -> None:
     }
 
 
-def test_cores_of_its_own_are_near_its_devices_and_nobody_elses() -> None:
+def test_dedicated_cores_are_near_the_devices_and_never_shared() -> None:
     parts = ((0, 1, 2, 3), (4, 5, 6, 7))
     nodes = (node("a", gpu(0, numa=1), numa=parts),)
     first, second, third = need("m-0", 8, gpus=1, cpus=3), need("n-0", cpus=4), need("o-0", cpus=2)

@@ -65,7 +65,7 @@ def test_a_replica_that_nothing_is_known_of_is_taken_for_a_usual_one() -> None:
     assert ttft_s([view(), view(speed=0.0, queued=2000)]) == pytest.approx((1000 + PROMPT) / SPEED)
 
 
-def test_who_waits_in_the_gateway_goes_first_as_places_become_free() -> None:
+def test_requests_queued_in_the_gateway_count_before_a_new_one() -> None:
     own_s, stay_s = PROMPT / SPEED, PROMPT / SPEED + OUTPUT * PACE_S
 
     assert ttft_s([view(room=10)], 20) == pytest.approx(20 * stay_s / 10 + own_s)
@@ -100,7 +100,7 @@ replicas = st.lists(
 
 
 @given(replicas, st.integers(0, 100), st.integers(1, 100))
-def test_who_comes_behind_more_waits_longer(given: list[tuple[float, int, int]], waiting: int, more: int) -> None:
+def test_predicted_ttft_grows_with_the_queue(given: list[tuple[float, int, int]], waiting: int, more: int) -> None:
     views = [view(speed=speed, queued=queued, room=room) for speed, queued, room in given]
     now_s, later_s = ttft_s(views, waiting), ttft_s(views, waiting + more)
     for each in views:

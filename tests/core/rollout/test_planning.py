@@ -139,7 +139,7 @@ def test_callers_are_divided_as_asked(share: float) -> None:
 
 @settings(max_examples=50)
 @given(st.text(max_size=20), st.text(max_size=8), st.floats(0, 1), st.floats(0, 1))
-def test_a_growing_share_moves_nobody_back(caller: str, rollout: str, one: float, other: float) -> None:
+def test_a_growing_share_moves_no_caller_back_to_stable(caller: str, rollout: str, one: float, other: float) -> None:
     low, high = sorted((one, other))
 
     assert side_of(caller, rollout, low) is Arm.STABLE or side_of(caller, rollout, high) is Arm.CANARY

@@ -355,7 +355,7 @@ def shared(seed: int, per_s: float, count: int, prefixes: int) -> list[Prompt]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_shared_prefixes_settle_where_they_fit_and_nobody_starves(seed: int) -> None:
+def test_shared_prefixes_settle_on_replicas_and_no_replica_starves(seed: int) -> None:
     prompts = shared(seed, per_s=12, count=500, prefixes=40)
     priced, counted = (
         Fleet(p, [SPEED] * 4, cache_blocks=600).run(prompts) for p in (Policy.CPR, Policy.LEAST_REQUESTS)
@@ -421,7 +421,7 @@ def test_the_prefixes_of_a_removed_replica_do_not_all_move_to_one_survivor() -> 
 
 
 @pytest.mark.parametrize("replicas", [2, 5])
-def test_who_was_slow_at_first_is_asked_again(replicas: int) -> None:
+def test_a_replica_that_was_slow_at_first_gets_requests_again(replicas: int) -> None:
     fleet = Fleet(Policy.CPR, [SPEED / 50] + [SPEED] * (replicas - 1))
     fleet.at(8.0, lambda: setattr(fleet.engines[0], "speed", SPEED))
     fleet.run([Prompt(at, (), 200) for at in poisson(Random(6), 6 * replicas, 500 * replicas)])

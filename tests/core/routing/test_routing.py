@@ -223,7 +223,7 @@ def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
 
 
 @given(st.sampled_from(list(Policy)), fleets(), fleets(), st.integers(0, 2**33))
-def test_a_session_stays_where_it_is_whatever_the_load_and_leaves_only_who_is_gone(
+def test_a_session_stays_on_its_replica_while_that_lives(
     policy: Policy, fleet: list[Seen], later: list[Seen], key: int
 ) -> None:
     ask = Ask(seed=1, tokens=1, key=key, stays=True)

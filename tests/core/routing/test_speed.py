@@ -145,7 +145,7 @@ def test_the_queue_is_what_was_reported_and_what_all_gateways_sent_since_or_what
     assert (meter.queue_tokens, meter.kv_share) == (0, 0.0)
 
 
-def test_a_prompt_whose_first_token_nobody_sees_waits_as_long_as_it_should_take() -> None:
+def test_a_prompt_without_a_visible_first_token_counts_as_queued_for_its_expected_time() -> None:
     meter = Meter("chat-0", 1)
     first, second, third = (meter.charge(1000, 0, 0.0) for _ in range(3))
     for charge in (first, second, third):

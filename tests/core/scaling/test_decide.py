@@ -220,7 +220,7 @@ def test_requests_are_counted_by_gpu_where_there_are_gpus_and_of_a_shared_one_by
     assert shown == [None, 8.0, 2.0]
 
 
-def test_times_that_nobody_has_measured_are_none_at_rest_and_unknown_under_load() -> None:
+def test_unmeasured_latencies_are_zero_at_rest_and_unknown_under_load() -> None:
     loaded = replace(BUSY, ttft_s=None, tpot_s=None)
 
     for signal in (Signal.TTFT_S, Signal.TPOT_S):

@@ -194,7 +194,7 @@ def test_what_cannot_be_judged_teaches_nothing() -> None:
     assert model.memory.learned.cells == ()
 
 
-def test_times_are_held_against_their_promises_where_nobody_counts_late_answers() -> None:
+def test_latencies_are_compared_with_objectives_where_late_answers_are_not_counted() -> None:
     slow, fast = Model(SCALE, replicas=2), Model(SCALE, replicas=2)
 
     for _ in range(100):

@@ -69,7 +69,7 @@ def test_at_most_the_double_or_four_more_in_fifteen_seconds_and_what_was_added_c
     assert many == 14
 
 
-def test_of_a_window_up_the_least_wish_counts_and_down_the_most() -> None:
+def test_stabilisation_windows_use_the_least_target_up_and_the_greatest_down() -> None:
     behaviour = Behaviour(30.0, 60.0, (Limit(0, 9.0, 15.0),), (Limit(1, 0.0, 120.0),))
     past, said = Past(), []
     for at, wish in [(0.0, 5), (10.0, 9), (35.0, 9), (41.0, 9)]:

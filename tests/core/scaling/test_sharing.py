@@ -46,7 +46,7 @@ EIGHT = Limits(8 * GPU)
         (Limits(2 * GPU), [gpu("a", 3, 2), gpu("b", 3, 2), gpu("c", 1, 1)], [1, 1, 0]),
     ],
 )  # fmt: skip
-def test_who_gets_what(limits: Limits, claims: list[Claim], got: list[int]) -> None:
+def test_limits_are_shared_between_models(limits: Limits, claims: list[Claim], got: list[int]) -> None:
     assert list(shared(limits, claims).values()) == got
 
 
@@ -80,9 +80,7 @@ def fits(limits: Limits, use: tuple[int, int]) -> bool:
 
 @settings(max_examples=25, deadline=None)
 @given(LIMITS, CLAIMS)
-def test_never_more_than_the_limits_or_the_wish_and_the_least_if_these_fit(
-    limits: Limits, claims: list[Claim]
-) -> None:
+def test_shares_respect_limits_and_targets_and_include_minimums_that_fit(limits: Limits, claims: list[Claim]) -> None:
     got, least = shared(limits, claims), {each.model: min(each.least, each.wanted) for each in claims}
 
     assert fits(limits, used(claims, got))
@@ -96,9 +94,7 @@ def test_never_more_than_the_limits_or_the_wish_and_the_least_if_these_fit(
 
 @settings(max_examples=25, deadline=None)
 @given(LIMITS, CLAIMS)
-def test_nothing_is_left_that_somebody_could_use_and_who_lacks_something_is_told_of_what(
-    limits: Limits, claims: list[Claim]
-) -> None:
+def test_no_usable_capacity_is_left_over_and_shortages_name_their_limit(limits: Limits, claims: list[Claim]) -> None:
     got = shared(limits, claims)
     gpus, replicas = used(claims, got)
     for claim in claims:
@@ -109,9 +105,7 @@ def test_nothing_is_left_that_somebody_could_use_and_who_lacks_something_is_told
 
 @settings(max_examples=25, deadline=None)
 @given(LIMITS, CLAIMS, st.data())
-def test_who_wants_more_never_gets_less_and_in_vain_changes_nothing(
-    limits: Limits, claims: list[Claim], data: st.DataObject
-) -> None:
+def test_a_larger_target_never_gets_fewer_replicas(limits: Limits, claims: list[Claim], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(claims) - 1))
     mine = claims[place]
     greedy = [*claims[:place], mine._replace(wanted=mine.wanted + 3), *claims[place + 1 :]]
@@ -134,7 +128,7 @@ def test_what_was_given_stays_and_the_order_of_models_means_nothing(limits: Limi
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 20), CLAIMS)
-def test_with_replicas_of_one_size_larger_limits_and_smaller_wishes_of_others_take_nothing_from_anybody(
+def test_with_equal_replicas_larger_limits_and_fewer_claims_never_reduce_a_share(
     gpus: int, claims: list[Claim]
 ) -> None:
     alike = [each._replace(gpus=GPU) for each in claims]
@@ -145,7 +139,7 @@ def test_with_replicas_of_one_size_larger_limits_and_smaller_wishes_of_others_ta
     assert alone["m0"] >= got["m0"]
 
 
-def test_who_uses_what_is_named_the_largest_first() -> None:
+def test_a_used_up_limit_names_its_users_largest_first() -> None:
     claims = [gpu("a", 9, each=0.5), gpu("b", 9), gpu("cpu", 3, each=0)]
     many = [gpu(name, 1) for name in "abcdefghij"]
 

@@ -251,7 +251,7 @@ def test_a_request_that_cannot_meet_its_deadline_leaves_also_out_of_a_batch_that
     assert taken(batcher, 1.6) == "a"
 
 
-def test_who_is_cancelled_leaves_and_makes_room() -> None:
+def test_a_cancelled_request_leaves_the_batch_and_makes_room() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((4,)), 4)
     offer(batcher, "abc")
     offer(batcher, "d", shape="other")

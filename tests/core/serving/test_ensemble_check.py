@@ -178,7 +178,7 @@ def test_a_model_needs_those_that_it_says_it_calls() -> None:
     assert lacks(GOOD, lookup(model("a"))) == ("ensemble 'e' depends on 'b' which has no loaded version.",)
 
 
-def test_who_calls_what_is_not_there_or_itself_by_others_is_told_as_a_model() -> None:
+def test_missing_and_circular_dependencies_of_models_are_reported() -> None:
     order, problems = load_order({"a": {"b"}, "b": {"a"}, "c": {"d"}, "e": {"c"}}, {"a", "b", "c", "e"})
     assert order == []
     assert problems["a"] == "circular dependency between models: a -> ... -> b -> a"

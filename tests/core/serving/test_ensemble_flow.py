@@ -134,7 +134,7 @@ def test_what_a_step_still_reads_is_not_given_back_when_another_one_fails() -> N
     assert flow.result(2, {"U": "3"}, "late", final=True).freed == ["late", "request"]
 
 
-def test_nobody_is_told_of_a_failure_after_the_first() -> None:
+def test_only_the_first_failure_of_an_ensemble_is_reported() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
     flow.begin({"x": "1"}, "request")
     assert flow.abandon() == Progress(cancel=[1, 2])

@@ -31,7 +31,7 @@ def test_turns_are_shared_by_priority(priorities: tuple[int, ...]) -> None:
     assert max(shares) - min(shares) <= 2 * max(priorities)
 
 
-def test_who_comes_late_does_not_catch_up() -> None:
+def test_an_instance_that_was_idle_does_not_catch_up() -> None:
     limiter: Limiter[str] = Limiter()
     limiter.add("early", one(1))
     limiter.add("late", one(1))
@@ -49,7 +49,7 @@ def test_who_comes_late_does_not_catch_up() -> None:
     assert turns == ["late", "early", "late", "early"]
 
 
-def test_who_needs_much_is_not_passed_for_ever_and_holds_up_only_its_rivals() -> None:
+def test_a_large_claim_is_not_starved_and_blocks_only_its_competitors() -> None:
     limiter: Limiter[str] = Limiter([Amount("R", 2), Amount("S", 9)])
     limiter.add("large", [*one(2), *one(1, "S")])
     limiter.add("small", one(1))
@@ -94,7 +94,7 @@ def test_an_instance_that_could_never_run_is_refused(amounts: list[Amount], text
     limiter.add("a", one(0))
 
 
-def test_who_withdraws_or_is_removed_holds_up_nobody() -> None:
+def test_withdrawn_and_removed_instances_block_no_others() -> None:
     limiter: Limiter[str] = Limiter([Amount("R", 2)])
     for key, count in (("a", 1), ("b", 2), ("c", 2), ("d", 1)):
         limiter.add(key, one(count))
@@ -142,7 +142,7 @@ def test_a_resource_is_either_global_or_of_a_device() -> None:
         max_size=60,
     ),
 )
-def test_what_runs_fits_everything_is_given_back_and_nobody_waits_for_what_is_free(
+def test_grants_fit_the_resources_which_are_all_returned_and_never_idle(
     amounts: bool, operations: list[tuple[str, int]]
 ) -> None:
     limiter: Limiter[int] = Limiter([Amount("R", 5), Amount("S", 4)] if amounts else [])

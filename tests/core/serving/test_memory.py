@@ -24,7 +24,7 @@ def held(memory: MemoryBudget) -> dict[str, Standing]:
         max_size=50,
     )
 )
-def test_busy_and_pinned_models_stay_nobody_goes_needlessly_and_the_budget_holds(
+def test_only_idle_unpinned_models_are_evicted_as_needed_within_the_budget(
     operations: list[tuple[str, str, int]],
 ) -> None:
     memory = MemoryBudget(10)
@@ -96,7 +96,7 @@ def test_when_models_grow_those_give_way_that_were_not_used_last() -> None:
     assert memory.used_bytes == 15, "more than the budget: nobody is left who may go"
 
 
-def test_who_may_fit_later_is_told_so_and_nothing_changes() -> None:
+def test_a_model_that_may_fit_later_is_deferred_without_changes() -> None:
     memory = MemoryBudget(10)
     memory.admit("a", 6)
     memory.enter("a")
@@ -107,7 +107,7 @@ def test_who_may_fit_later_is_told_so_and_nothing_changes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["idle", "busy", "pinned"])), max_size=6), st.data())
-def test_those_who_have_to_fall_idle_make_enough_room_and_none_of_them_needlessly(
+def test_models_asked_to_fall_idle_are_enough_and_all_needed(
     models: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     memory = MemoryBudget(sum(size for size, _ in models))

@@ -124,7 +124,7 @@ ARRIVALS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.0, 0.125, 0.
 
 
 @given(ARRIVALS, st.sampled_from([0.25, 1.0]))
-def test_with_ageing_nobody_is_overtaken_by_what_comes_too_much_later(
+def test_with_ageing_no_request_is_overtaken_by_much_later_ones(
     arrivals: list[tuple[int, float]], step_s: float
 ) -> None:
     """A request of level n is overtaken by nothing that comes later than (n - 1) steps after it."""
@@ -148,7 +148,7 @@ def test_with_ageing_a_late_request_counts_as_a_level_lower_from_then_on() -> No
     assert order(queues) == "ceabd"
 
 
-def test_alarms_of_those_who_have_gone_take_no_room() -> None:
+def test_alarms_of_removed_requests_are_discarded() -> None:
     alarms: Alarms[int] = Alarms()
     stays = Waiting(-1, 1, None, 0.0, math.inf)
     alarms.add(5.0, stays)

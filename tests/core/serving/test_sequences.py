@@ -341,7 +341,7 @@ def test_with_a_lost_instance_its_sequences_end_and_the_backlog_goes_on(batching
 
 
 @BOTH
-def test_nobody_gets_a_slot_of_an_instance_that_is_not_back_yet(batching: SequenceBatching) -> None:
+def test_no_sequence_gets_a_slot_of_an_instance_that_is_not_back_yet(batching: SequenceBatching) -> None:
     served = sequencer(batching, max_batch=1, instances=2)
     offer_all(served, "(a1")
     assert served.lost(0, 0.0) == ["(a1"]

@@ -75,7 +75,7 @@ def test_anything_else_is_not_valid(presented: bytes) -> None:
 
 
 @pytest.mark.parametrize("presented", [None, b""])
-def test_a_request_without_a_key_hears_how_to_send_one(presented: bytes | None) -> None:
+def test_a_request_without_a_key_is_answered_with_how_to_send_one(presented: bytes | None) -> None:
     refused = ask(presented)
 
     assert isinstance(refused, Denied)
@@ -99,7 +99,7 @@ def test_one_key_does_not_open_for_another(one: bytes, other: bytes) -> None:
     assert isinstance(ask(key.encode(), forged), Granted) == (one[5:] == other[5:] and one[:5] == other[:5])
 
 
-def test_a_key_ends_when_it_expires_and_says_so_only_to_who_has_it() -> None:
+def test_an_expired_key_is_named_as_such_only_to_its_holder() -> None:
     record = replace(RECORD, expires=300.0)
     other = KEY[:12] + "a" * 52
 

@@ -203,7 +203,7 @@ def test_hammered_at_every_gateway_a_tenant_gets_its_limit_and_no_more(gateways:
     assert 0.9 * 600 <= most <= 600
 
 
-def test_a_share_goes_to_who_is_asked_and_comes_back_when_others_are() -> None:
+def test_quota_shares_follow_the_gateways_that_get_requests() -> None:
     cluster = Cluster(Quota(requests_per_min=100, tokens_per_day=1000), 4)
 
     def minutes(count: int, *names: str) -> list[int]:
@@ -296,7 +296,7 @@ def test_gateways_with_large_requests_are_served_in_turn(gateways: int) -> None:
 
 
 @pytest.mark.parametrize("every_s", [3, 12, 15, 29])
-def test_who_comes_again_after_a_while_is_let_in(every_s: int) -> None:
+def test_a_large_request_that_retries_is_admitted(every_s: int) -> None:
     cluster = Cluster(Quota(tokens_per_min=1000), 3)
     let_in = 0
     for second in range(600):
@@ -307,7 +307,7 @@ def test_who_comes_again_after_a_while_is_let_in(every_s: int) -> None:
     assert let_in >= 6
 
 
-def test_who_can_serve_a_large_request_stays_the_same_until_nobody_asks_it_any_more() -> None:
+def test_the_gateway_that_can_admit_a_large_request_stays_the_same_while_asked() -> None:
     limit = Amounts(100, 400, 100, 4000)
     need = Amounts(1, 300, 0, 300)
     leases: dict[str, Lease] = {}
@@ -392,7 +392,7 @@ def test_a_silent_gateway_keeps_its_minute_for_a_lease_and_a_minute_and_its_day_
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_who_has_not_said_that_it_is_a_new_day_may_begin_it_with_an_equal_part(heard: bool) -> None:
+def test_a_gateway_not_yet_on_the_new_day_may_begin_it_with_an_equal_share(heard: bool) -> None:
     limit, share = Amounts(4, 4, 4, 1000), Amounts(2, 2, 2, 10)
     before = {"g0": Lease(0.0, 0.0, 1, {"t": share}, {"t": share})}
     want = Asked(Amounts(2, 2, 2, 500), NOTHING, Amounts(9, 9, 9, 9000))
@@ -438,7 +438,7 @@ def test_limits_that_are_not_there_are_not_shared_and_new_tenants_and_gateways_b
     assert allot(limits, {"a": older}, {}, gateways=("a", "b"), day=3, now=9.0)["a"].shares == leases["a"].shares
 
 
-def test_a_limit_that_was_lowered_gives_nobody_more_until_enough_was_given_back() -> None:
+def test_a_lowered_limit_grants_nothing_until_enough_was_returned() -> None:
     share = Amounts(50, 50, 50, 50)
     before = {name: Lease(0.0, 0.0, 1, {"t": share}, {"t": share}) for name in ("a", "b")}
     demands = {"a": Demand(1.0, 1, {"t": Asked(share, NOTHING, share)})}
@@ -479,7 +479,7 @@ rows = st.tuples(counts, counts, counts, counts, st.booleans(), counts)
 
 
 @given(st.integers(0, 300), st.lists(rows, min_size=1, max_size=5))
-def test_shares_grow_only_out_of_what_nobody_holds(
+def test_shares_grow_only_from_unheld_quota(
     limit: int, given_rows: list[tuple[int, int, int, int, bool, int]]
 ) -> None:
     names = [f"g{n}" for n in range(len(given_rows))]

@@ -39,7 +39,7 @@ def test_a_tenant_without_limits_is_never_refused() -> None:
     assert free.used(1.0) == {"other": Amounts(1000, 10**9, 1000, 10**9)}
 
 
-def test_a_tenant_hears_what_is_left_of_its_minute() -> None:
+def test_the_remaining_quota_of_a_minute_is_reported() -> None:
     counts = limiter(requests_per_min=3, tokens_per_min=100)
     assert counts.minute("other", 5.0) == (None, None)
     assert counts.minute("t", 5.0) == ((3, 3, 0), (100, 100, 0))
@@ -76,7 +76,7 @@ def test_of_two_gateways_each_says_what_it_lets_in_itself() -> None:
     assert counts.minute("t", 6.0) == ((10, 0, 61), None)
 
 
-def test_who_settles_later_than_its_minute_is_told_no_more_than_there_is() -> None:
+def test_a_late_settlement_never_reports_more_than_the_remaining_quota() -> None:
     counts = limiter(tokens_per_min=100)
     late = got(counts.reserve("t", 90, False, 5.0))
     counts.settle(late, 150, 100.0)
@@ -136,7 +136,7 @@ def test_the_wait_for_a_stream_follows_from_how_many_have_ended_lately() -> None
     assert no(counts.reserve("t", 1, True, 86.0)).retry_after_s == 60  # none for a minute
 
 
-def test_who_finds_all_streams_taken_comes_again_when_they_have_lasted_twice_as_long() -> None:
+def test_retry_after_of_the_stream_limit_is_the_age_of_the_streams() -> None:
     counts = limiter(streams_max=1)
     got(counts.reserve("t", 1, True, 100.0))
     assert [no(counts.reserve("t", 1, True, 100.0 + s)).retry_after_s for s in (0, 2, 20, 500)] == [1, 2, 20, 60]
@@ -248,7 +248,7 @@ def test_a_lease_that_has_run_out_or_is_of_another_clock_gives_no_more_than_an_e
     assert counts.demand(100.0).tenants["t"].share.requests == 2
 
 
-def test_a_days_share_is_good_for_that_day() -> None:
+def test_a_daily_share_applies_to_its_day_only() -> None:
     counts = limiter(4, tokens_per_day=800)
     counts.take(lease(Amounts(UNLIMITED, UNLIMITED, UNLIMITED, 600), 0.0, day=10), 0.0)
     assert counts.demand(0.0).tenants["t"].share.day_tokens == 200
@@ -282,7 +282,7 @@ LIMITS = {"requests_per_min": 8, "tokens_per_min": 80, "streams_max": 8, "tokens
         ("day_tokens", 25, Code.RATE_LIMITED, Code.BUDGET_EXCEEDED, 43_190),
     ],
 )
-def test_who_finds_a_share_used_up_comes_again_at_once_only_while_the_tenant_has_more(
+def test_retry_after_of_a_used_up_share_is_short_only_while_the_tenant_has_more(
     kind: str, share: int, code: Code, used_up: Code, own_s: int
 ) -> None:
     limit = amounts(Quota(**LIMITS))
@@ -316,7 +316,7 @@ def test_what_this_gateway_has_used_since_the_lease_is_not_left() -> None:
     assert no(counts.reserve("t", 16, False, 10.0)).retry_after_s == 60
 
 
-def test_what_is_left_of_a_day_is_good_for_that_day() -> None:
+def test_the_remaining_daily_quota_applies_to_its_day_only() -> None:
     counts = limiter(2, tokens_per_day=80)
     none = Amounts(*[UNLIMITED] * 4)
     share, left = none._replace(day_tokens=10), none._replace(day_tokens=0)
@@ -373,7 +373,7 @@ times = st.integers(0, 400).map(lambda eighths: eighths / 8)
     st.integers(40, 90),
     st.integers(1, 40),
 )
-def test_who_comes_again_when_told_is_let_in_and_a_second_earlier_is_not(
+def test_a_retry_is_admitted_after_retry_after_and_not_a_second_earlier(
     requests: list[tuple[float, int]], requests_per_min: int, tokens_per_min: int, tokens: int
 ) -> None:
     counts = limiter(requests_per_min=requests_per_min, tokens_per_min=tokens_per_min)

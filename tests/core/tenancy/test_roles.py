@@ -1,4 +1,4 @@
-"""Who may do what: every operation has a row, keys say who somebody is, and each kind of key opens one door."""
+"""Roles of the admin API: every operation has a row; keys identify callers; tenants' keys are not accepted."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -28,20 +28,20 @@ def test_every_operation_of_the_api_has_a_row_and_a_handler_and_nothing_else_has
     assert HANDLERS.keys() | {"openapi"} == OPERATIONS.keys()
 
 
-def test_only_looking_is_open_to_viewers() -> None:
+def test_viewers_may_only_read() -> None:
     assert {id for id, least in LEAST.items() if least is Role.VIEWER} | OPEN == {
         id for id, each in OPERATIONS.items() if each.method == "get"
     }
 
 
-def test_steps_of_approval_need_what_the_registry_itself_asks_for() -> None:
+def test_approval_steps_need_the_roles_of_the_registry() -> None:
     names = {Step.ADD: "addRevision"}
     assert {step: LEAST[names.get(step, step.value)] for step in Step} == approval.LEAST
 
 
 @pytest.mark.parametrize("operation", sorted(LEAST))
 @pytest.mark.parametrize("role", list(Role))
-def test_a_role_may_do_what_its_row_says(operation: str, role: Role) -> None:
+def test_each_operation_needs_the_role_of_its_row(operation: str, role: Role) -> None:
     why_not = refusal(operation, Caller("ada", role))
 
     assert (why_not is None) == (role >= LEAST[operation])
@@ -56,11 +56,11 @@ def test_an_operation_without_a_row_is_a_mistake() -> None:
 
 
 @given(st.text(max_size=20))
-def test_a_name_is_that_of_a_role_or_of_none(name: str) -> None:
+def test_role_of_finds_exactly_the_known_names(name: str) -> None:
     assert role_of(name) == {role.name.lower(): role for role in Role}.get(name)
 
 
-def test_a_good_key_says_who_somebody_is_and_what_he_may_do() -> None:
+def test_a_valid_key_identifies_its_holder_and_role() -> None:
     assert Admins([RECORD]).admit(f"Bearer {KEY}".encode(), 200.0) == Caller("ada", Role.OPERATOR)
 
 
@@ -77,7 +77,7 @@ def test_a_good_key_says_who_somebody_is_and_what_he_may_do() -> None:
         (replace(RECORD, role=""), KEY.encode(), "not valid"),
     ],
 )
-def test_nothing_else_does(record: Any, presented: bytes | None, says: str) -> None:
+def test_every_other_key_is_rejected(record: Any, presented: bytes | None, says: str) -> None:
     verdict = Admins([record]).admit(presented, 200.0)
 
     assert isinstance(verdict, Denied)
@@ -85,7 +85,7 @@ def test_nothing_else_does(record: Any, presented: bytes | None, says: str) -> N
 
 
 @given(roles, st.binary(min_size=ENTROPY_BYTES, max_size=ENTROPY_BYTES))
-def test_neither_kind_of_key_opens_the_other_door(role: Role, entropy: bytes) -> None:
+def test_admin_keys_and_tenant_keys_are_not_interchangeable(role: Role, entropy: bytes) -> None:
     own, kept = mint("team", entropy, 0.0, role=role.name.lower())
     other, theirs = mint("team", entropy, 0.0)
 
@@ -137,7 +137,7 @@ def test_an_operator_changes_what_is_served_and_how() -> None:
         ((), True, Role.OPERATOR, True),
     ],
 )
-def test_where_approvals_are_asked_for_an_operator_cannot_go_past_them(
+def test_where_approvals_are_required_an_operator_cannot_bypass_them(
     sources: tuple[str, ...], strict: bool, role: Role, may: bool
 ) -> None:
     assert (beyond(["models.chat.source"], sources, strict, Caller("bob", role)) is None) == may

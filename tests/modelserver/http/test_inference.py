@@ -136,7 +136,7 @@ def test_parameters_reach_the_model() -> None:
     run(main())
 
 
-def test_a_header_says_how_long_the_answer_is_of_use() -> None:
+def test_the_deadline_header_sets_the_deadline_of_a_request() -> None:
     async def main() -> None:
         async with rig() as it:
             began = monotonic()

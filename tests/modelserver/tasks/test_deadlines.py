@@ -24,7 +24,7 @@ def test_the_deadline_of_a_request_is_that_of_all_its_inferences() -> None:
 
 
 @pytest.mark.parametrize("given", ["-5", "x", "1.5", "9999999999"])
-def test_a_deadline_that_makes_no_sense_is_refused(given: str) -> None:
+def test_an_invalid_deadline_is_rejected(given: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", SEVERAL, x_forebay_deadline_ms=given)

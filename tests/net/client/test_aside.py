@@ -102,7 +102,7 @@ def test_the_end_of_the_connection_is_behind_it_too(how: str) -> None:
         assert rig.said == b"12"
 
 
-def test_a_second_answer_behind_it_is_nobodys() -> None:
+def test_an_unexpected_second_response_closes_the_connection() -> None:
     rig = Rig()
     rig.upstream.data_received(event(2) + LAST)
     rig.shelf.release = lambda connection: Call(cast(Pool, rig.shelf), b"next", Log()).run_on(connection)  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_a_second_answer_behind_it_is_nobodys() -> None:
     assert rig.shelf.again_called == 1, "the next call runs on another connection"
 
 
-def test_who_has_left_gets_nothing_more() -> None:
+def test_a_cancelled_call_gets_no_more_data() -> None:
     rig = Rig()
     rig.upstream.data_received(event(2))
     rig.call.cancel()

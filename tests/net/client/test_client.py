@@ -87,7 +87,7 @@ def test_of_many_calls_at_once_only_some_connect_and_the_others_after_them() -> 
     run(main())
 
 
-def test_who_waits_to_connect_gets_a_connection_that_comes_free_or_fails_with_those_who_went_before() -> None:
+def test_a_call_waiting_to_connect_takes_a_released_connection_or_fails_with_the_others() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             logs = [Log() for _ in range(CONNECTING_MAX + 3)]
@@ -325,7 +325,7 @@ def test_an_upstream_that_says_close_is_not_used_again() -> None:
     run(main())
 
 
-def test_nobody_there_is_a_connect_error_and_nothing_was_sent() -> None:
+def test_a_closed_port_is_a_connect_error_and_nothing_was_sent() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             log = Log()

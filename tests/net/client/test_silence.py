@@ -5,7 +5,7 @@ import socket
 from typing import Any, cast
 
 import pytest
-from tests.net.memory import Desk, Shelf, Wire
+from tests.net.memory import FakeOwner, Shelf, Wire
 from tests.net.rig import Log, Script, get, pooling, run, scripted, serving, until
 
 from forebay.core.model import Limits
@@ -72,7 +72,7 @@ def test_an_answer_of_which_nothing_comes_is_given_up(first: bytes, drip: bytes,
 
 
 @pytest.mark.interpreted
-def test_who_is_held_back_by_its_reader_is_not_silent() -> None:
+def test_a_paused_response_does_not_count_as_silent() -> None:
     asked = Asked()
     asked.upstream.data_received(HALF)
     asked.call.pause()
@@ -153,10 +153,8 @@ def test_the_kernel_looks_after_connections_to_upstreams() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("fields", "signs"), [((b"x-alive: 1",), 2), ((), 0)])
-def test_a_server_tells_who_asks_for_it_that_an_answer_is_still_to_come(
-    fields: tuple[bytes, ...], signs: int
-) -> None:
-    desk, wire = Desk(late=True), Wire()
+def test_a_server_sends_102_to_clients_that_ask_for_it(fields: tuple[bytes, ...], signs: int) -> None:
+    desk, wire = FakeOwner(late=True), Wire()
     line = Connection(desk)
     line.connection_made(cast(Any, wire))
     line.data_received(get(b"/stream", *fields))
@@ -172,7 +170,7 @@ def test_a_server_tells_who_asks_for_it_that_an_answer_is_still_to_come(
 
 @pytest.mark.interpreted
 def test_no_sign_of_life_gets_into_an_answer_that_has_begun() -> None:
-    desk, wire = Desk(late=True), Wire()
+    desk, wire = FakeOwner(late=True), Wire()
     line = Connection(desk)
     line.connection_made(cast(Any, wire))
     line.data_received(get(b"/stream", b"x-alive: 1"))
@@ -182,7 +180,7 @@ def test_no_sign_of_life_gets_into_an_answer_that_has_begun() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_client_hears_the_signs_of_life_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_accepts_102_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ALIVE_S", 0.02)
     waiting: list[Exchange] = []
 

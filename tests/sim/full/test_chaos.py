@@ -25,7 +25,7 @@ def test_a_cluster_with_faults_keeps_every_rule(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_without_faults_nobody_is_cut_off_or_refused_a_connection() -> None:
+def test_without_faults_no_client_is_cut_off_or_refused() -> None:
     for seed in range(5):
         verdict = chaos(seed, faults=False)
         assert verdict.ok, "\n".join(verdict.violations)

@@ -87,7 +87,7 @@ def provided(tmp_path: Path) -> Case:
     return case
 
 
-def test_who_cannot_observe_is_told_so_and_must_not_act(tmp_path: Path) -> None:
+def test_a_provider_that_cannot_observe_says_so_and_must_not_act(tmp_path: Path) -> None:
     async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         machine.unreachable = "nobody answers"
         with pytest.raises(ProviderError, match="nobody answers"):

@@ -21,7 +21,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("accept", "coding"), ACCEPTED)
-def test_an_answer_is_packed_for_who_names_one_coding(accept: bytes, coding: bytes) -> None:
+def test_a_response_is_compressed_for_a_single_accepted_coding(accept: bytes, coding: bytes) -> None:
     assert answer_coding(accept) == coding
 
 

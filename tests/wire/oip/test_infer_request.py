@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_in_tritons_words(document: Any, text: str) -> Non
     assert refused.value.http_status < 500
 
 
-def test_bytes_that_nobody_claims_are_refused() -> None:
+def test_unexpected_trailing_tensor_bytes_are_rejected() -> None:
     with pytest.raises(Refused, match="unexpected additional input data for model 'm'"):
         read(one(), b"x")
 

@@ -204,7 +204,7 @@ def test_long_tensors_are_written_in_slices_as_if_whole(slice_elements: int, dat
         assert tensors.unpack("x", datatype, packed, len(elements)) == whole
 
 
-def test_writing_ends_when_nobody_waits_any_more() -> None:
+def test_serialisation_stops_when_the_client_is_gone() -> None:
     asked: list[bool] = []
 
     def wanted() -> bool:

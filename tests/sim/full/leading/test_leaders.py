@@ -31,7 +31,7 @@ def leaders(verdict: Verdict) -> int:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_those_who_lead_is_nothing_to_those_who_ask(fault: str) -> None:
+def test_faults_of_leading_controls_do_not_affect_clients(fault: str) -> None:
     verdict = chaos(1, profile=replace(CALM, controls=3, faults=(fault,)), tail_max=100_000)
 
     assert verdict.ok, "\n".join(verdict.violations)
@@ -47,7 +47,7 @@ def test_a_fault_of_those_who_lead_is_nothing_to_those_who_ask(fault: str) -> No
 
 
 @pytest.mark.parametrize("scaling", Scaling)
-def test_nothing_that_was_accepted_is_lost_when_replicas_go(scaling: Scaling) -> None:
+def test_no_accepted_request_is_lost_when_replicas_are_removed(scaling: Scaling) -> None:
     profile = replace(CALM, scaling=scaling.value, faults=("control-dies",), fault_every_s=6.0)
     verdict = chaos(2, profile=profile, tail_max=100_000)
 

@@ -55,7 +55,7 @@ def undisturbed(nature: str, seconds: float, monkeypatch: pytest.MonkeyPatch) ->
         ("stuck", 15.0, "were ready after 8 s"),
     ],
 )
-def test_a_bad_canary_is_rolled_back_and_nobody_notices(
+def test_a_bad_canary_is_rolled_back_without_failed_requests(
     nature: str, seconds: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = undisturbed(nature, seconds, monkeypatch)
