@@ -43,7 +43,7 @@ def test_a_library_that_is_absent_says_how_to_get_it() -> None:
     assert "forebay[llm]" in found.advice
 
 
-def test_gpus_are_told_with_who_computes_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_listed_with_the_backends_that_use_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert check_gpu() == Check("gpu", State.OK, "none seen; everything runs on CPU")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'\n")

@@ -293,7 +293,7 @@ def test_a_log_that_is_gone_is_told_by_its_folder_and_by_the_other_gateways(run:
     assert run("audit", "verify", "--archived").returncode == 0
 
 
-def test_the_tail_is_the_newest_of_all_gateways_and_obeys_nobody(run: Run, root: Path) -> None:
+def test_the_tail_shows_the_newest_lines_of_all_gateways_without_control_characters(run: Run, root: Path) -> None:
     keep(root, "gateway-0", decided("req-9", tenant="\x1b[2Jevil"))
     done = run("audit", "tail", "-n", "2")
     lines = done.stdout.splitlines()

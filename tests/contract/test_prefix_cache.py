@@ -121,7 +121,7 @@ def test_a_cached_beginning_costs_no_time() -> None:
     assert slow.now - began < 0.05
 
 
-def test_a_prompt_that_nobody_read_is_not_held() -> None:
+def test_a_prompt_cancelled_before_its_prefill_is_not_cached() -> None:
     engine = Subject(engines.create("synthetic", "", {"step_ms": 1}))
     engine.add("a", text("apple", 50), (1,))
     engine.step()

@@ -210,7 +210,7 @@ def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 50, msgspec.json.encode(Snapshot(1))])
-def test_a_file_that_somebody_else_has_touched_is_written_again(tmp_path: Path, content: bytes | None) -> None:
+def test_a_snapshot_file_changed_by_others_is_written_again(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "snapshot.json"
     file = SnapshotFile(path)
     file.write(ROUTES)

@@ -218,7 +218,7 @@ def test_a_terminal_that_is_closed_stops_the_cluster(ups: Ups) -> None:
 
 
 @pytest.mark.slow
-def test_a_taken_port_names_who_has_it_and_which_setting_to_change(ups: Ups) -> None:
+def test_a_port_in_use_is_reported_with_its_process_and_setting(ups: Ups) -> None:
     listeners = [socket.create_server(("127.0.0.1", port)) for port in ups.ports]
     try:
         assert ups.start().wait(WAIT_S) == 1

@@ -146,7 +146,7 @@ def test_everything_killed_does_not_block_the_next_start(tmp_path: Path) -> None
         second.kill()
 
 
-def test_a_second_up_says_who_is_running(tmp_path: Path) -> None:
+def test_a_second_up_names_the_running_process(tmp_path: Path) -> None:
     with running(tmp_path, "e2e-twice", [SYNTHETIC]) as first:
         code, said = finish(launch(first.file, first.name, (first.gateway_port, first.admin_port)))
 

@@ -28,7 +28,7 @@ def begin(slots: Slots, prompt: Prompt) -> None:
     slots.fill(prompt)
 
 
-def test_a_prompt_goes_where_the_most_of_it_is_and_else_where_nobody_was_for_longest() -> None:
+def test_a_prompt_goes_to_the_slot_that_caches_most_of_it_else_the_least_recently_used() -> None:
     slots = Slots(3)
     long, short = [*range(200)], [*range(100), *range(500, 600)]
     assert [run(slots, Prompt(long)), run(slots, Prompt([7] * 200)), run(slots, Prompt([8] * 200))] == [0, 1, 2]
@@ -38,7 +38,7 @@ def test_a_prompt_goes_where_the_most_of_it_is_and_else_where_nobody_was_for_lon
     assert run(slots, Prompt([8] * 50)) == 2, "too little to be taken from the cache: where nobody was for longest"
 
 
-def test_where_somebody_runs_nobody_else_begins() -> None:
+def test_a_busy_slot_is_not_reused() -> None:
     slots = Slots(2)
     first, second = Prompt([1] * 100), Prompt([1] * 100)
     begin(slots, first)
@@ -59,7 +59,7 @@ def test_what_all_slots_hold_is_told_once() -> None:
     assert slots.news() == Cached((4,), (2,))
 
 
-def test_nobody_knows_what_is_left_of_a_prompt_that_was_given_up_while_it_was_read() -> None:
+def test_the_cache_of_a_prompt_cancelled_during_prefill_is_unknown() -> None:
     slots = Slots(1)
     run(slots, Prompt([1] * 100, (1,)))
     gone = Prompt([1] * 90 + [2], (1, 2))

@@ -55,9 +55,7 @@ def test_any_bytes_are_the_same_requests_for_every_split(data: bytes, at: list[i
 
 
 @given(requests, cuts, st.booleans())
-def test_any_bytes_are_the_same_requests_for_who_has_read_such_heads_before(
-    data: bytes, at: list[int], late: bool
-) -> None:
+def test_cached_heads_do_not_change_how_requests_are_parsed(data: bytes, at: list[int], late: bool) -> None:
     cold, cold_answer = serve(pieces(data, at), late)
     for common in (warm(), cold.common):
         again, answer = serve(pieces(data, at), late, common)
@@ -115,7 +113,7 @@ def test_any_answer_is_the_same_for_every_split(data: bytes, at: list[int]) -> N
 
 
 @given(answers, cuts)
-def test_any_answer_is_the_same_for_who_has_read_such_heads_before(data: bytes, at: list[int]) -> None:
+def test_cached_heads_do_not_change_how_responses_are_parsed(data: bytes, at: list[int]) -> None:
     cold, cold_wire, cold_shelf = ask(pieces(data, at))
     again, wire, shelf = ask(pieces(data, at), warm_known())
     assert again == cold

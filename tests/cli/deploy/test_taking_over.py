@@ -127,7 +127,7 @@ def test_what_cannot_be_written_down_is_not_done_unless_the_file_itself_was_chan
 
 
 @pytest.mark.parametrize("setting", ["auth", "keys_file"])
-def test_who_may_come_in_is_not_changed_while_it_runs(tmp_path: Path, setting: str) -> None:
+def test_admin_authentication_cannot_change_while_the_cluster_runs(tmp_path: Path, setting: str) -> None:
     async def test(bed: Bed) -> None:
         prepared(bed)
         admin = {"auth": '"keys"', "keys_file": '"k.json"'}[setting]

@@ -59,7 +59,7 @@ def refused(run: Run, *words: str) -> UserError:
     return done.exception
 
 
-def test_a_new_key_is_the_only_thing_on_standard_output_and_opens_the_door(run: Run) -> None:
+def test_only_the_new_key_is_on_standard_output_and_it_is_accepted(run: Run) -> None:
     done = run("create", "--tenant", "team-a")
 
     assert done.exit_code == 0
@@ -108,7 +108,7 @@ def test_a_revoked_key_is_over_and_stays_so(run: Run) -> None:
     assert Path(KEYS).read_bytes() == before
 
 
-def test_a_rotated_key_is_replaced_by_one_that_is_good_for_as_long(run: Run) -> None:
+def test_a_rotated_key_is_replaced_by_one_with_the_same_lifetime(run: Run) -> None:
     key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
     done = run("rotate", key_id)
 
@@ -122,7 +122,7 @@ def test_a_rotated_key_is_replaced_by_one_that_is_good_for_as_long(run: Run) -> 
     assert second.expires - second.created == pytest.approx(7200)
 
 
-def test_with_an_overlap_both_keys_are_good_for_a_while(run: Run) -> None:
+def test_with_an_overlap_both_keys_are_valid_for_a_while(run: Run) -> None:
     key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
     done = run("rotate", key_id, "--overlap", "1h")
 
@@ -203,7 +203,7 @@ def caller(key: str) -> Caller | Denied:
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
-def test_a_key_of_the_admin_api_says_who_somebody_is_and_opens_no_gateway(run: Run, role: str) -> None:
+def test_an_admin_key_identifies_its_holder_and_is_not_accepted_by_gateways(run: Run, role: str) -> None:
     done = run("create", "--admin", role, "--name", "ada@example.org")
     key = done.stdout.strip()
 

@@ -145,7 +145,7 @@ def test_on_a_terminal_it_is_seen_that_it_still_waits(api: Api, monkeypatch: pyt
     assert "a drains" in shown.get()
 
 
-def test_how_long_to_wait_is_said_to_who_waits(api: Api) -> None:
+def test_a_timeout_needs_wait(api: Api) -> None:
     assert "--timeout needs --wait" in str(refused("drain", "a", "--timeout", "3"))
     assert api.asked == []
 

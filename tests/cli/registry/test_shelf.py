@@ -71,7 +71,7 @@ def test_a_revision_is_found_once_it_may_be_served_and_brought_here(tmp_path: Pa
         ("registry:smol@r-1", "smol SOURCE --task chat"),
     ],
 )
-def test_who_names_a_revision_where_none_is_registered_is_told_how_to_register_one(
+def test_an_unregistered_revision_is_an_error_with_the_command_that_registers_one(
     tmp_path: Path, source: str, words: str
 ) -> None:
     with pytest.raises(DeployRefused) as caught:

@@ -152,7 +152,9 @@ def test_what_was_sent_before_a_break_for_good_is_not_sent_again(
     assert 0 < sum(sizes) < SIZE
 
 
-def test_who_is_interrupted_is_told_that_it_can_go_on(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_upload_says_that_it_can_be_resumed(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(self: Admin, *words: object, **more: object) -> None:
         raise KeyboardInterrupt
 

@@ -69,7 +69,7 @@ def test_where_a_cluster_was_started_counts_before_where_its_file_puts_it(monkey
     assert admin_address(None, None).url == "http://127.0.0.1:9003"
 
 
-def test_a_file_that_is_wrong_matters_to_who_names_it_only() -> None:
+def test_an_invalid_cluster_file_is_an_error_only_if_named() -> None:
     Path("forebay.yaml").write_text("models: 5\n")
     assert admin_address(None, None).origin == "the default, as forebay.yaml is invalid: `forebay config check`"
     runs("own", "http://127.0.0.1:9009")

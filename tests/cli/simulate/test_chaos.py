@@ -17,7 +17,7 @@ CALM = 0
 """A seed that takes little time."""
 
 
-def test_the_seeds_are_those_that_are_wished() -> None:
+def test_the_seeds_are_those_of_the_options() -> None:
     assert chaos_seeds(SimulationOptions(seed=3, seeds=2)) == range(3, 5)
 
 
@@ -58,7 +58,7 @@ def test_a_seed_that_breaks_a_rule_is_told_with_the_command_that_repeats_it(
     assert (broken["seed"], broken["command"]) == (2, "forebay simulate --seed 2 --depth full")
 
 
-def test_who_interrupts_is_told_how_many_seeds_are_done(
+def test_an_interrupt_reports_how_many_seeds_are_done(
     verdict: Verdict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted_at_two(seed: int) -> Verdict:

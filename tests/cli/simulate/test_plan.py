@@ -27,7 +27,7 @@ from forebay.sim.load.named import NAMES
 from forebay.sim.rivals import RIVALS
 
 
-def test_nothing_wished_is_the_default_trace_and_policies_once() -> None:
+def test_without_options_the_default_trace_and_policies_are_run_once() -> None:
     found = plan(SimulationOptions())
 
     assert found.policies == DEFAULT_POLICIES
@@ -38,7 +38,7 @@ def test_nothing_wished_is_the_default_trace_and_policies_once() -> None:
     assert len(plan(SimulationOptions(from_s=60)).workload(0).arrivals) > DEFAULT_REQUESTS
 
 
-def test_who_sizes_fleets_is_compared_on_a_whole_trace_with_the_usual_policy() -> None:
+def test_autoscaling_policies_are_compared_on_a_whole_trace_with_the_default_routing() -> None:
     found = plan(SimulationOptions(fleets=("forebay", "static@6", "forebay")))
 
     assert found.runs == [Run(0, 1.0, "cpr", "forebay"), Run(0, 1.0, "cpr", "static@6")]

@@ -47,7 +47,7 @@ def results(planned: Plan) -> dict[tuple[str, float, int], Result]:
     return found
 
 
-def test_requests_that_meet_nobody_take_what_the_step_times_say(tmp_path: Path) -> None:
+def test_requests_without_contention_take_the_time_of_their_steps(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 30, shared=False)
     planned = plan(
         SimulationOptions(trace=str(trace), policies=("cpr", "plain_random"), replicas=2, scales="1,2", jobs=2)
@@ -96,7 +96,7 @@ def test_requests_that_no_replica_can_hold_are_refused_and_counted() -> None:
 
 
 @pytest.mark.slow
-def test_a_fleet_is_sized_by_who_was_named_and_counts_what_it_had(tmp_path: Path) -> None:
+def test_a_fleet_is_sized_by_its_policy_and_its_replicas_are_counted(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 8, shared=False)
     wish = SimulationOptions(
         trace=str(trace), fleets=("static@3", "forebay"), replicas=2, assignments=("scale.max=2", "start_s=5")
@@ -121,9 +121,7 @@ def test_a_replay_that_dies_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_compares_who_sizes_a_fleet_and_draws_how_many_there_were(
-    run: RunCommand, tmp_path: Path
-) -> None:
+def test_the_command_compares_autoscaling_policies_and_charts_their_replicas(run: RunCommand, tmp_path: Path) -> None:
     words = ("simulate", "-n", "80", "--fleet", "forebay", "--fleet", "static@2", "--set", "gpu_hour_price=2")
     done, told = run(*words, "--report", "report.html"), run(*words, "--json")
 

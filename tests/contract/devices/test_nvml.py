@@ -89,7 +89,7 @@ def test_a_gpu_that_does_not_tell_its_name_for_once_is_unknown_and_not_lost(say:
     fresh.close()
 
 
-def test_links_lead_to_gpus_that_are_known_and_the_drivers_wish_is_read(say: Say) -> None:
+def test_nvlinks_lead_to_known_gpus_and_the_recovery_action_is_read(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS, "0.link0 00000000:5E:00.0", "0.link1 00000000:99:00.0", "1.link0 00000000:3B:00.0", "0.recovery 4")
     gpu, other = source.readings()
@@ -102,7 +102,7 @@ def test_links_lead_to_gpus_that_are_known_and_the_drivers_wish_is_read(say: Say
     source.close()
 
 
-def test_events_of_a_gpu_that_has_none_or_of_nobody_known_are_no_trouble(say: Say) -> None:
+def test_gpus_without_events_and_events_of_unknown_gpus_are_ignored(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS, "0.events !3", "1.events !999")
     assert source.events() == ()

@@ -59,7 +59,7 @@ def test_requests_that_want_the_same_are_answered_in_whole_arrays() -> None:
     assert responses[-2].outputs["Y"].shape == (3, 2)
 
 
-def test_the_outputs_that_anyone_wants_are_run_and_given_to_who_wants_them() -> None:
+def test_all_requested_outputs_are_computed_and_each_request_gets_its_own() -> None:
     model = Model()
 
     responses = batch.execute([request(1, wanted=("Y",)), request(1, wanted=("Z", "Y"))], ["Y", "Z"], model)

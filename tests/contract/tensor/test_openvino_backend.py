@@ -57,7 +57,7 @@ def test_a_model_with_a_fixed_batch_size_batches_if_the_configuration_says_so(tm
 
 
 @pytest.mark.parametrize("changed", [{"max_batch": 0}, {"parameters": {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"}}])
-def test_a_fixed_batch_size_stays_where_nobody_asks_for_another(changed: dict[str, object], tmp_path: Path) -> None:
+def test_a_fixed_batch_size_is_kept_unless_configured_otherwise(changed: dict[str, object], tmp_path: Path) -> None:
     fixed(tmp_path, 1, 4)
     backend, loaded = load(replace(FP32, outputs=(), **changed), tmp_path)  # type: ignore[arg-type]
 

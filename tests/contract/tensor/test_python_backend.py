@@ -205,7 +205,7 @@ def test_an_output_that_contradicts_the_configuration_fails_its_request_only(
     assert [value(each) for each in found] == [text, [2]]
 
 
-def test_outputs_that_nobody_wants_are_left_out(load: Load) -> None:
+def test_outputs_that_were_not_requested_are_left_out(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):

@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_refused(wrong: Callable[[], object], kind: type[
     assert text in str(caught.value)
 
 
-def test_a_request_of_another_model_is_nobodys_to_answer() -> None:
+def test_a_request_to_another_model_has_no_response_sender() -> None:
     request = pb_utils.InferenceRequest(model_name="o", requested_output_names=["Y"], inputs=[])
     request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
 
@@ -246,7 +246,7 @@ def test_metrics_of_a_model_are_kept() -> None:
     assert found[1:] == (103.5, 0, (1.0, 10.0), (2, 1, 1))
 
 
-def test_families_of_one_name_are_one_as_long_as_somebody_has_it() -> None:
+def test_metric_families_of_one_name_are_shared_while_any_is_referenced() -> None:
     first = pb_utils.MetricFamily("n", "what", pb_utils.MetricKind.COUNTER)
     second = pb_utils.MetricFamily("n", "what", pb_utils.MetricKind.COUNTER)
     second.Metric({"b": "1", "a": "2"}).increment(1)

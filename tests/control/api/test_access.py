@@ -51,7 +51,7 @@ def test_a_key_is_good_as_soon_as_it_is_in_the_file_and_no_longer_than_that(tmp_
     assert refused(authenticator, SENT) is Code.UNAUTHORIZED
 
 
-def test_a_file_that_cannot_be_read_lets_nobody_in_until_it_can(tmp_path: Path) -> None:
+def test_an_unreadable_key_file_admits_no_caller(tmp_path: Path) -> None:
     path = tmp_path / "admin-keys.json"
     change_keys(path, lambda keys: ((RECORD,), None))
     authenticator, good = KeyAuthenticator(path, lambda: 200.0), path.read_bytes()
@@ -94,7 +94,7 @@ def test_without_keys_only_this_machine_may_be_meant(host: str, may: bool, read_
             authenticator.admit(asked)
 
 
-def test_who_only_looks_is_not_asked_who_he_is() -> None:
+def test_reads_need_no_authentication_by_account() -> None:
     def fail(credentials: Credentials) -> str:
         raise AssertionError
 
@@ -119,7 +119,7 @@ def test_whoever_the_kernel_does_not_name_may_look(shown: str) -> None:
     assert AccountAuthenticator(lambda credentials: shown).admit(credentials()) == ANONYMOUS
 
 
-def test_a_connection_that_is_just_being_closed_is_nobodys() -> None:
+def test_a_closing_connection_is_anonymous() -> None:
     shown: Iterator[str] = iter([table(0), table(0, state="05")])
 
     assert AccountAuthenticator(lambda credentials: next(shown)).admit(credentials()) == ANONYMOUS

@@ -58,7 +58,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.id)
-def test_each_operation_turns_away_whoever_lacks_its_role_and_nobody_else(parts: Services, operation: Any) -> None:
+def test_each_operation_rejects_exactly_the_callers_without_its_role(parts: Services, operation: Any) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for role in Role:
             transport = httpx.ASGITransport(make_app(replace(parts, authenticator=As(Caller("bob", role)))))
@@ -72,7 +72,7 @@ def test_each_operation_turns_away_whoever_lacks_its_role_and_nobody_else(parts:
     run(parts, test)
 
 
-def test_who_is_not_known_gets_no_further_than_what_is_open(parts: Services) -> None:
+def test_unknown_callers_reach_open_operations_only(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
             answer = await client.request(operation.method, path(operation.path))
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("host", "meant"), [("a.b:1", "a.b"), ("[::1]:8081", "::1"), ("127.0.0.1", "127.0.0.1"), ("[bad", "bad")]
 )
-def test_the_doorman_hears_whom_a_client_means_to_ask(parts: Services, host: str, meant: str) -> None:
+def test_the_authenticator_gets_the_host_that_the_client_named(parts: Services, host: str, meant: str) -> None:
     seen_credentials = list[Credentials]()
 
     class Listening(As):
@@ -176,7 +176,9 @@ def test_no_web_page_may_change_anything(parts: Services) -> None:
     run(parts, test)
 
 
-def test_a_model_is_registered_approved_by_somebody_else_named_and_checked(parts: Services, tmp_path: Path) -> None:
+def test_a_model_is_registered_approved_by_another_person_aliased_and_verified(
+    parts: Services, tmp_path: Path
+) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
     kept = catalogue(tmp_path, ApprovalRules(1, False))
 
@@ -268,7 +270,7 @@ def _flipped(content: bytes, place: int) -> str:
     return base64.b64encode(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]).decode()
 
 
-def test_a_cluster_file_is_taken_over_in_the_name_of_who_sends_it(parts: Services) -> None:
+def test_a_cluster_file_is_applied_in_the_name_of_its_sender(parts: Services) -> None:
     changing = Changes([Reloaded((), (Change("name", "1", "2"),)), Reloaded(("line 1: bad",))])
 
     async def test(client: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from tests.control.health.test_health import Rig, unit
 from forebay.control.api.app import make_app
 
 
-def test_nodes_are_drained_and_undrained_by_name_in_the_name_of_who_asks(tmp_path: Path) -> None:
+def test_nodes_are_drained_and_undrained_in_the_name_of_the_caller(tmp_path: Path) -> None:
     async def test() -> None:
         rig, idle = Rig(), Idle(tmp_path)
         idle.control.health = health = rig.health()

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_named(parts: Services, method: str, where: str, body: 
     run(parts, test)
 
 
-def test_usage_of_nobody_is_not_that_of_all(parts: Services) -> None:
+def test_usage_without_a_tenant_is_not_that_of_all_tenants(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for query, requests in (("", [1, 1]), ("?tenant=", [1]), ("?tenant=acme", [1]), ("?since=2999-01-01", [])):
             rows = (await client.get(f"/v1/usage{query}")).json()["rows"]

@@ -52,7 +52,7 @@ async def deployed(client: httpx.AsyncClient, **body: object) -> dict[str, Any]:
     return document
 
 
-def test_a_revision_is_rolled_out_step_by_step_in_the_name_of_who_asked(tmp_path: Path) -> None:
+def test_a_revision_is_rolled_out_step_by_step_in_the_name_of_the_caller(tmp_path: Path) -> None:
     async def test(rig: Rig, client: httpx.AsyncClient) -> None:
         begun = await deployed(client)
         assert (begun["id"], begun["stable"], begun["canary"]) == ("chat:1", OLD, NEW)

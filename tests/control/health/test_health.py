@@ -278,7 +278,7 @@ def test_whatever_a_drivers_library_raises_is_no_news_of_devices() -> None:
     play(story)
 
 
-def test_a_node_is_drained_with_reason_and_stays_so_until_somebody_says_otherwise() -> None:
+def test_a_node_is_drained_with_a_reason_until_it_is_undrained() -> None:
     async def story(rig: Rig) -> None:
         rig.nodes = (NodeSettings(name="a"), NodeSettings(name="b"))
         health = rig.health()
@@ -392,7 +392,7 @@ def test_what_was_stored_and_could_not_be_read_before_is_taken_up_and_news_go_be
     play(story)
 
 
-def test_a_write_that_somebody_else_was_quicker_with_is_done_again() -> None:
+def test_a_conflicting_write_is_repeated() -> None:
     async def story(rig: Rig) -> None:
         health = rig.health()
         await health.begin()

@@ -26,7 +26,7 @@ def fenced(folder: Path, epoch: int) -> LocalProvider:
     return LocalProvider(folder, COMMANDS, {}, fence=Fence(folder / "epochs", epoch))
 
 
-def test_a_fence_only_rises_and_who_is_behind_it_is_told(tmp_path: Path) -> None:
+def test_a_fence_only_rises_and_older_epochs_are_fenced_off(tmp_path: Path) -> None:
     old, new = Fence(tmp_path / "epochs", 5), Fence(tmp_path / "epochs", 9)
     assert height(tmp_path / "epochs") == 0
     with pytest.raises(Fenced, match="epoch 0"):
@@ -44,7 +44,7 @@ def test_a_fence_only_rises_and_who_is_behind_it_is_told(tmp_path: Path) -> None
     assert height(tmp_path / "epochs") == 9
 
 
-def test_a_unit_is_claimed_once_by_its_process_or_by_who_gives_it_up(tmp_path: Path) -> None:
+def test_a_unit_is_claimed_once_by_its_process_or_by_giving_it_up(tmp_path: Path) -> None:
     command = claiming(tmp_path, ["/bin/echo", "it runs"])
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (first.returncode, first.stdout) == (0, "it runs\n")
@@ -83,7 +83,7 @@ def test_a_deposed_provider_does_nothing_and_the_new_one_adopts_what_runs(folder
     asyncio.run(main())
 
 
-def test_a_start_that_was_begun_before_somebody_else_took_over_never_happens(folder: Path) -> None:
+def test_a_start_begun_before_another_control_took_over_never_happens(folder: Path) -> None:
     async def main() -> None:
         own = folder / "units" / "chat-0.g1"
         own.mkdir(parents=True)

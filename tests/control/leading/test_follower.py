@@ -130,7 +130,7 @@ def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_
     rig.journal.close()
 
 
-def test_metrics_say_who_leads_as_it_is_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_metrics_report_the_leader_at_scrape_time(tmp_path: Path) -> None:
     store, time = open_store(f"sqlite:///{tmp_path}/a.db"), [0.0]
     leadership = Leadership(lambda: store, "c", "a", "", 10.0)
     fence = Fence(tmp_path / "epochs", leadership.apply().epoch)

@@ -87,7 +87,7 @@ def test_replicas_run_on_the_cores_and_under_the_launcher_of_their_node(folder: 
     run(test)
 
 
-def test_a_drained_node_is_left_and_nobody_comes_back_by_itself(folder: Path) -> None:
+def test_units_leave_a_drained_node_and_do_not_return_by_themselves(folder: Path) -> None:
     async def test() -> None:
         excluded = {"now": Excluded()}
         provider = MemoryProvider()

@@ -118,7 +118,7 @@ def test_a_question_that_a_revision_does_not_take_is_worth_nothing(canary: Reply
 
 
 @pytest.mark.parametrize("canary", [NOWHERE, refusing(503, Code.OVERLOADED), refusing(503, Code.DRAINING)])
-def test_who_is_not_there_or_has_no_room_has_done_nothing_wrong(canary: Replying | str) -> None:
+def test_unreachable_and_full_replicas_count_as_no_error(canary: Replying | str) -> None:
     found = asyncio.run(asked(FINE, canary, case()))
     assert values(found, "errors") == values(found, "rejections") == {"stable": 0.0}
     assert values(found, "quality") == {}

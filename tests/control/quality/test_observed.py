@@ -67,7 +67,7 @@ def test_each_gateway_is_asked_for_what_is_new(tmp_path: Path) -> None:
     [(404, b"{}"), (200, b"{}"), (200, b"nonsense"), (200, b" " * (BODY_BYTES_MAX + 1)), None],
     ids=["knows nothing", "says nothing", "babbles", "has no end", "hangs up"],
 )
-def test_who_tells_nothing_that_can_be_read_is_left_out(tmp_path: Path, answer: tuple[int, bytes] | None) -> None:
+def test_gateways_with_unreadable_responses_are_left_out(tmp_path: Path, answer: tuple[int, bytes] | None) -> None:
     replies: dict[str, Replying] = {
         "gateway-0": lambda path, body: answer,
         "gateway-1": lambda path, body: (200, msgspec.json.encode(SEEN)),

@@ -80,7 +80,7 @@ def test_a_judge_is_asked_in_both_orders() -> None:
     assert found(pair("Rome", "Paris"), judge=BETTER) == {"preference": -1.0}
 
 
-def test_of_the_same_answer_twice_nobody_is_asked() -> None:
+def test_equal_answers_are_not_sent_to_the_judge() -> None:
     def never(path: str, body: Body) -> None:
         raise AssertionError(path)
 
@@ -90,6 +90,6 @@ def test_of_the_same_answer_twice_nobody_is_asked() -> None:
 @pytest.mark.parametrize(
     "answer", [refusing(500, "internal_error"), lambda path, body: None, chatting(lambda text: "?")]
 )
-def test_who_says_nothing_leaves_nothing(answer: Replying) -> None:
+def test_a_judge_without_a_verdict_adds_no_observation(answer: Replying) -> None:
     assert found(pair("Paris", "Rome"), answer, answer) == {}
     assert found(pair("Paris", "Rome")) == {}

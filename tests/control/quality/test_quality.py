@@ -108,7 +108,7 @@ def test_the_golden_set_is_asked_for_as_long_as_a_rollout_compares(golden: Path)
 
 
 @pytest.mark.parametrize("lacking", ["stable_url", "canary_url"])
-def test_nobody_is_asked_before_both_revisions_are_ready(golden: Path, lacking: str) -> None:
+def test_golden_prompts_are_sent_only_once_both_revisions_are_ready(golden: Path, lacking: str) -> None:
     bench = Bench(golden)
 
     async def test() -> None:
@@ -122,7 +122,7 @@ def test_nobody_is_asked_before_both_revisions_are_ready(golden: Path, lacking: 
     running(bench, test)
 
 
-def test_a_broken_file_is_told_and_asked_nobody(golden: Path) -> None:
+def test_a_broken_golden_file_is_reported_and_nothing_is_sent(golden: Path) -> None:
     golden.write_text("nonsense")
     bench = Bench(golden)
 
@@ -223,7 +223,7 @@ def test_vectors_were_compared_in_the_gateway_and_no_model_is_asked(golden: Path
     assert not bench.quality._pairs
 
 
-def test_what_nobody_fetches_and_what_nobody_can_compare_has_limits(golden: Path) -> None:
+def test_unfetched_observations_and_uncompared_pairs_are_bounded(golden: Path) -> None:
     bench = Bench(golden)
     plain = replace(bench.aim, settings=RolloutSettings())
     bench.quality.aim([plain])

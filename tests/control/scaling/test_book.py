@@ -45,7 +45,7 @@ def count(store: Store) -> int:
         return sum(1 for _ in events.since(connection))
 
 
-def test_who_finds_that_somebody_else_has_written_writes_on_top_of_it(tmp_path: Path) -> None:
+def test_a_conflicting_write_is_based_on_the_newer_version(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
         books = [Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)]
         first, second = scaled(1), scaled(2)

@@ -117,7 +117,7 @@ def test_what_others_have_is_left_to_them_and_said_when_more_would_do(tmp_path: 
 
 
 @pytest.mark.slow
-def test_nobody_loses_a_replica_to_others_while_its_load_is_not_known(tmp_path: Path) -> None:
+def test_a_model_with_unknown_load_loses_no_replica_to_others(tmp_path: Path) -> None:
     """No gateway says anything of the model `other`."""
 
     async def test(world: World) -> None:

@@ -230,7 +230,7 @@ def test_what_another_version_has_stored_is_forgotten_but_for_what_people_have_s
     assert msgspec.json.decode(it.text(), type=Document).wanted == 3
 
 
-def test_a_store_that_nobody_has_made_holds_nothing_and_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_store_is_empty_and_is_not_created(tmp_path: Path) -> None:
     def never() -> None:
         raise AssertionError
 

@@ -76,7 +76,7 @@ def test_time_counts_as_it_was_seen_and_a_failure_has_a_beginning_and_an_end(tmp
     lived(tmp_path, story)
 
 
-def test_with_somebody_in_reserve_a_failure_is_no_outage(tmp_path: Path) -> None:
+def test_with_a_standby_replica_a_failure_is_no_outage(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: Chronicle) -> None:
         world = rig.world
         before = kept.lived("chat")
@@ -106,7 +106,7 @@ def test_a_series_of_crashes_is_one_failure(tmp_path: Path) -> None:
     lived(tmp_path, story)
 
 
-def test_what_happened_while_nobody_looked_is_unknown_and_another_control_goes_on(tmp_path: Path) -> None:
+def test_unobserved_time_is_unknown_and_the_next_control_continues(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.replicas = 1
         async with controlled(world) as rig:

@@ -135,7 +135,7 @@ def test_a_rollout_has_replicas_in_reserve_of_what_serves_and_a_death_in_it_is_m
     with_pool(tmp_path, story)
 
 
-def test_a_replacement_by_another_version_is_covered_by_who_rests(tmp_path: Path) -> None:
+def test_a_rolling_replacement_is_covered_by_the_standby(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         fewest = []

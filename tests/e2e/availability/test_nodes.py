@@ -23,7 +23,7 @@ START_S = 120.0
 """For a replica to start, on a machine that is busy."""
 
 
-def test_a_gpu_with_an_error_is_left_and_stays_out_until_somebody_says_so(tmp_path: Path) -> None:
+def test_a_gpu_with_an_error_is_vacated_and_stays_out_until_undrained(tmp_path: Path) -> None:
     script = tmp_path / "gpus.jsonl"
     script.write_text("".join(json.dumps({"device": gpu, "memory_bytes": GPU_BYTES}) + "\n" for gpu in GPUS))
     health = {"source": "scripted", "file": str(script), "poll_s": 0.2}

@@ -72,7 +72,7 @@ def test_a_publisher_signs_from_elsewhere_and_only_then_may_it_be_deployed(tmp_p
     assert [each for each in files if secret in each.read_bytes()] == []
 
 
-def test_who_has_a_key_may_do_what_its_role_says_and_the_history_has_his_name(tmp_path: Path) -> None:
+def test_keys_permit_what_their_role_does_and_the_history_names_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     ports = write_file(path, "e2e-apply", [MODEL])
     document = yaml.safe_load(path.read_text())

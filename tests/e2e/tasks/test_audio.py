@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(
     assert caught.value.param == param
 
 
-def test_eight_at_once_hear_what_one_hears(talk: openai.OpenAI) -> None:
+def test_eight_concurrent_transcriptions_equal_a_single_one(talk: openai.OpenAI) -> None:
     file = say(talk)
     alone = hear(talk, file).text
     assert set(at_once(lambda _: hear(talk, file).text)) == {alone}

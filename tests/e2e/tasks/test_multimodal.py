@@ -77,7 +77,7 @@ def test_two_towers_say_how_likely_each_text_is_of_an_image(served: Served) -> N
     assert np.array([each.as_numpy("PROBABILITY")[0] for each in together]) == pytest.approx(chances, abs=1e-5)
 
 
-def test_an_image_that_is_none_is_the_fault_of_who_sent_it(served: Served) -> None:
+def test_an_invalid_image_is_a_client_error(served: Served) -> None:
     with pytest.raises(InferenceServerException, match="IMAGE: not an image that can be read"):
         shown(served, b"no image")
     with pytest.raises(InferenceServerException, match="image: not an image that can be read"):

@@ -125,7 +125,7 @@ def test_items_are_recommended_over_both_transports(served: Served) -> None:
         assert np.array_equal(client.infer("recommender", [tensor]).as_numpy("ITEM"), items)
 
 
-def test_answers_do_not_depend_on_who_else_asks(served: Served) -> None:
+def test_answers_do_not_depend_on_concurrent_requests(served: Served) -> None:
     def ask(i: int) -> list[Any]:
         documents = DOCUMENTS[i % 4 :] + DOCUMENTS[: i % 4]
         query = QUERY + "?" * (i % 3)

@@ -44,7 +44,7 @@ def test_forebay_differs_from_triton_only_where_it_means_to(forebay: served.Serv
     assert [each for each in results if each.verdict is Verdict.SKIPPED] == []
 
 
-def test_forebay_is_a_server_of_the_protocol_to_those_who_know_nothing_of_it(forebay: served.Served) -> None:
+def test_forebay_passes_the_generic_conformance_checks(forebay: served.Served) -> None:
     httpx.post(f"{forebay.url}/v2/repository/models/add_sub/load", json={}, timeout=60).raise_for_status()
     checked = subprocess.run(
         [

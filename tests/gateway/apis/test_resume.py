@@ -108,7 +108,7 @@ def test_a_client_reads_the_bytes_of_one_undisturbed_stream(
 
 @BOTH
 @pytest.mark.parametrize("other", [failing(409, "not_resumable"), failing(400, "invalid_request")])
-def test_what_nobody_can_go_on_with_ends_in_one_error_event_of_its_api(
+def test_a_stream_that_cannot_be_resumed_ends_with_one_error_event_of_its_api(
     tmp_path: Path, path: bytes, other: Handler
 ) -> None:
     async def main() -> None:

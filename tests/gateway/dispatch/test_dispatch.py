@@ -209,7 +209,7 @@ def test_a_revision_in_the_name_is_served_by_its_replicas_only(tmp_path: Path) -
     run(main())
 
 
-def test_who_waits_for_a_revision_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_a_request_waiting_for_a_revision_does_not_block_others(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -253,7 +253,7 @@ def test_a_model_that_is_down_is_stood_in_for_at_once(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_model_that_nobody_can_stand_in_for_is_waited_for(tmp_path: Path) -> None:
+def test_without_a_usable_fallback_a_request_waits_for_its_model(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big"), worker("small")
         for each in (big, small):
@@ -289,9 +289,7 @@ def test_a_stream_can_be_stood_in_for(tmp_path: Path) -> None:
         (False, b"x-forebay-fallback: allow", "small"),
     ],
 )
-def test_nobody_stands_in_unless_the_caller_agrees(
-    tmp_path: Path, default: bool, field: bytes, model: str | None
-) -> None:
+def test_no_fallback_unless_the_caller_agrees(tmp_path: Path, default: bool, field: bytes, model: str | None) -> None:
     async def main() -> None:
         big, small = worker("big"), worker("small")
         big.report = replace(big.report, state=ReplicaState.DRAINING)
@@ -318,7 +316,7 @@ def test_nobody_stands_in_unless_the_caller_agrees(
         ("/v1/completions", {"prompt": ["5", "6"]}),
     ],
 )
-def test_nobody_stands_in_for_a_request_about_the_tokens_of_its_model(
+def test_no_fallback_for_requests_about_the_tokens_of_a_model(
     tmp_path: Path, path: str, more: dict[str, object]
 ) -> None:
     async def main() -> None:
@@ -394,7 +392,7 @@ def test_a_chain_goes_on_where_the_stand_in_fails_and_ends(tmp_path: Path) -> No
     run(main())
 
 
-def test_those_who_wait_are_stood_in_for_when_the_last_replica_goes(tmp_path: Path) -> None:
+def test_queued_requests_fall_back_when_the_last_replica_goes(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -430,7 +428,7 @@ async def _queued(front: Front, depth: int) -> None:
             await asyncio.sleep(0.002)
 
 
-def test_who_has_waited_half_of_its_time_is_stood_in_for_where_another_model_is_free(tmp_path: Path) -> None:
+def test_a_request_falls_back_to_a_free_model_after_half_of_its_time(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -452,7 +450,7 @@ def test_who_has_waited_half_of_its_time_is_stood_in_for_where_another_model_is_
     run(main())
 
 
-def test_nobody_stands_in_for_a_revision_or_past_the_deadline_of_the_caller(tmp_path: Path) -> None:
+def test_no_fallback_for_a_named_revision_or_after_the_deadline(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:

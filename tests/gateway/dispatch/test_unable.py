@@ -49,7 +49,7 @@ def test_the_next_one_steps_in_and_then_the_request_is_refused_as_by_its_own_mod
     run(main())
 
 
-def test_who_had_time_left_waits_on_for_its_own_model(tmp_path: Path) -> None:
+def test_a_request_with_time_left_keeps_waiting_for_its_own_model(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -71,7 +71,7 @@ def test_who_had_time_left_waits_on_for_its_own_model(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_request_that_is_wrong_anywhere_is_refused_by_who_steps_in(tmp_path: Path) -> None:
+def test_a_request_that_is_invalid_for_every_model_is_rejected_by_the_fallback(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big", Exchange.abort), worker("small", failing(400, "invalid_request"))
         async with serving(tmp_path, (big, CHAIN), (small, {})) as front:

@@ -15,7 +15,7 @@ def silent(exchange: Exchange) -> None:
     """Never answer."""
 
 
-def test_who_waits_for_one_revision_holds_up_nobody_who_may_go_elsewhere(tmp_path: Path) -> None:
+def test_requests_waiting_for_one_revision_do_not_block_requests_for_others(tmp_path: Path) -> None:
     async def main() -> None:
         full, idle = Worker(silent, "chat-0"), Worker(replica="chat-1")
         full.report = replace(full.report, capacity=1)

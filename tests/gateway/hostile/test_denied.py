@@ -15,7 +15,7 @@ from forebay.registry.keys import change_keys
 KEY, RECORD = mint("team", bytes(ENTROPY_BYTES), now=0.0)
 
 
-def test_who_is_over_a_limit_or_asks_for_a_forbidden_model_is_in_the_audit_log(tmp_path: Path) -> None:
+def test_requests_over_a_limit_or_for_a_forbidden_model_are_in_the_audit_log(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     change_keys(keys, lambda _: ((RECORD,), None))
     team = Tenant("team", ("chat",), limits=Quota(requests_per_min=1))
@@ -44,7 +44,7 @@ def test_who_is_over_a_limit_or_asks_for_a_forbidden_model_is_in_the_audit_log(t
     assert told == [(200, *who, ""), (429, *who, "chat"), (403, *who, "other"), (401, "", "", "")]
 
 
-def test_what_was_asked_for_is_told_of_who_gets_nothing_and_no_key_that_stands_in_a_wrong_place(
+def test_rejected_requests_are_recorded_with_their_target_but_without_misplaced_keys(
     tmp_path: Path,
 ) -> None:
     shown = f"fb-{RECORD.id}-…"

@@ -45,7 +45,7 @@ def test_names_that_are_not_allowed_cannot_be_told_from_names_that_are_none(tmp_
     run(main())
 
 
-def test_nobody_steps_in_at_a_price_that_the_caller_does_not_pay(tmp_path: Path) -> None:
+def test_no_fallback_over_the_callers_maximum_price(tmp_path: Path) -> None:
     async def main() -> None:
         cheap = Worker(replica="cheap-0", model="cheap")
         async with working(cheap):

@@ -21,7 +21,7 @@ async def status(front: Front, request: bytes) -> int:
     return (await front.ask(request)).status
 
 
-def test_the_urgent_take_the_place_of_batch_where_nobody_may_wait(tmp_path: Path) -> None:
+def test_urgent_requests_preempt_batch_where_no_queue_is_allowed(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(silent)
         worker.report = replace(worker.report, capacity=1)

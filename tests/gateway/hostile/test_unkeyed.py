@@ -35,7 +35,7 @@ def door(folder: Path, **limits: int) -> TenancySpec:
         (b"PUT " + CHAT, GOOD, 405, "method_not_allowed"),
     ],
 )
-def test_a_body_is_not_read_of_who_would_be_refused_anyway(
+def test_the_body_of_a_request_that_will_be_rejected_is_not_read(
     tmp_path: Path, start: bytes, field: bytes, status: int, code: str
 ) -> None:
     async def main() -> None:
@@ -79,7 +79,7 @@ def test_only_the_private_port_names_tenants(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_sits_on_the_private_port_keeps_nobody_from_it(tmp_path: Path) -> None:
+def test_idle_connections_do_not_block_the_private_port(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front, contextlib.AsyncExitStack() as stack, asyncio.timeout(10):
             private = msgspec.json.decode((tmp_path / "peers" / "gateway-0.json").read_bytes())["port"]

@@ -104,7 +104,7 @@ def test_who_waits_for_a_replica_that_is_shut_goes_there_when_no_other_is_open_a
     assert (at(world, "chat-0")[-1].id, at(world, "chat-1")[-1].id) == (other, shut)
 
 
-def test_nobody_loses_his_place_in_a_full_line_while_a_replica_has_one(world: World) -> None:
+def test_no_request_is_dropped_from_a_full_queue_while_a_replica_has_room(world: World) -> None:
     world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=1)
     world.publish()
     for model in ("chat@r1", "chat@r1", "chat@r1", "chat@r2", "chat@r2", "chat"):
@@ -143,7 +143,7 @@ def test_others_go_past_a_session_that_waits_for_its_replica(world: World) -> No
     assert [relay.request_id.decode() for relay in world.waiting()] == sessions[3:]
 
 
-def test_who_gives_way_or_leaves_takes_both_attempts_along(world: World) -> None:
+def test_a_preempted_or_cancelled_request_ends_both_hedged_attempts(world: World) -> None:
     def late(**headers: str) -> None:
         ask(world, TOKENIZE, "embed", **headers)
         world.pass_s(0.75)
@@ -177,7 +177,7 @@ def test_batch_work_makes_way_in_the_middle_of_a_stream_and_goes_on(world: World
     assert len(world.jobs) == 6, "nobody else has come"
 
 
-def test_who_may_not_be_paused_is_left_alone(world: World) -> None:
+def test_a_request_that_cannot_be_resumed_is_not_preempted(world: World) -> None:
     for _ in range(6):
         ask(world, CHAT, "chat", x_forebay_priority="batch")
     for job in world.jobs:

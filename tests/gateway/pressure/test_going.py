@@ -12,7 +12,7 @@ from tests.net.rig import peer, run
 @pytest.mark.parametrize(
     ("successor", "code"), [(Worker(generation=2), "draining"), (Worker(replica="chat-1"), "fenced")]
 )
-def test_who_is_told_that_the_only_replica_goes_waits_for_what_follows_it(
+def test_a_request_rejected_by_the_last_draining_replica_waits_for_its_successor(
     tmp_path: Path, successor: Worker, code: str
 ) -> None:
     async def main() -> None:

@@ -75,7 +75,7 @@ def test_every_request_counts_once_from_its_arrival_to_its_end(tmp_path: Path) -
     run(main())
 
 
-def test_who_waits_and_who_is_refused_is_told(tmp_path: Path) -> None:
+def test_queued_and_rejected_requests_are_reported(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, replace(ROUTES, queue_max=1)) as front, peer(front.port) as client:
             client.send(post(chat()))
@@ -151,7 +151,7 @@ def test_a_model_without_replicas_on_demand_is_ready_and_its_requests_wait(tmp_p
     run(main())
 
 
-def test_who_has_waited_too_long_is_told_how_long_a_start_takes(tmp_path: Path) -> None:
+def test_a_queue_timeout_during_a_cold_start_names_the_start_time(tmp_path: Path) -> None:
     async def main() -> None:
         base = replace(ROUTES, on_demand=True, start_s=90.5, queue_timeout_s=0.05)
         async with fronting(tmp_path, base) as front:

@@ -119,7 +119,7 @@ def test_what_is_told_at_the_end_of_a_stream_counts_more(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_before_a_replica_has_his_request_is_billed_nothing(tmp_path: Path, stream: bool) -> None:
+def test_a_client_that_leaves_before_routing_is_billed_nothing(tmp_path: Path, stream: bool) -> None:
     async def main() -> None:
         records = RecordsSpec(str(tmp_path / "records"))
         full = Worker()
@@ -218,7 +218,7 @@ async def left(folder: Path, request: bytes, after_s: float, answer: Handler = l
         (b"/v1/messages/count_tokens", {}, False, range(1)),
     ],
 )
-def test_who_leaves_before_anything_was_answered_is_billed_what_can_have_been_done(
+def test_a_client_that_leaves_before_the_response_is_billed_an_estimate(
     tmp_path: Path, path: bytes, more: dict[str, object], prompt: bool, completion: range
 ) -> None:
     body = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "hi"}], **more})

@@ -115,7 +115,7 @@ def test_a_checkpoint_that_fails_is_told_and_made_up_for(tmp_path: Path) -> None
     assert counted(tmp_path).requests == 1
 
 
-def test_a_line_that_somebody_changed_is_not_counted(tmp_path: Path) -> None:
+def test_a_changed_audit_line_is_not_counted(tmp_path: Path) -> None:
     log_file = AuditLog(1 << 20, 0, prompts=False)
     log_file.start(tmp_path)
     for n in range(3):

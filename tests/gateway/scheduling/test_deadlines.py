@@ -65,7 +65,7 @@ def test_a_request_is_due_by_its_header_and_by_the_promise_of_its_model(
     assert cold.deadline in {ticket.deadline, 120.0}  # nobody is late for a replica that starts
 
 
-def test_who_cannot_be_served_as_promised_is_dropped_if_the_model_says_so(tmp_path: Path) -> None:
+def test_with_drop_late_a_request_that_misses_its_slo_is_dropped(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -83,7 +83,7 @@ def test_who_cannot_be_served_as_promised_is_dropped_if_the_model_says_so(tmp_pa
     run(main())
 
 
-def test_a_promise_alone_drops_nobody_but_goes_before_a_later_deadline(tmp_path: Path) -> None:
+def test_an_slo_alone_drops_no_request_but_goes_before_later_deadlines(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_a_stream_that_has_begun_in_time_may_go_on_past_its_deadline(tmp_path: P
     run(main())
 
 
-def test_who_is_late_is_refused_once_though_another_request_follows_on_its_connection(tmp_path: Path) -> None:
+def test_a_late_request_is_rejected_once_although_another_follows_on_its_connection(tmp_path: Path) -> None:
     lost: list[Exchange] = []
 
     def lose(exchange: Exchange) -> None:
@@ -176,7 +176,7 @@ async def _waits(front: Front) -> tuple[float, float]:
     return await front.metric(name.format("count")), await front.metric(name.format("sum"))
 
 
-def test_who_waited_in_vain_is_told_and_counted_like_all_others(tmp_path: Path) -> None:
+def test_a_request_that_timed_out_in_the_queue_is_answered_and_recorded(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -226,7 +226,7 @@ def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("band", ["batch", "default"])
-def test_who_gave_way_waits_no_longer_than_its_client_has_named(tmp_path: Path, band: str) -> None:
+def test_a_preempted_request_waits_no_longer_than_its_deadline(tmp_path: Path, band: str) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -249,7 +249,7 @@ def test_who_gave_way_waits_no_longer_than_its_client_has_named(tmp_path: Path, 
     run(main())
 
 
-def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_sent_after_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that becomes free between two looks at the clock goes to who still wants it."""
     held: list[Exchange] = []
     monkeypatch.setattr(Scheduler, "expire", lambda _: None)
@@ -276,7 +276,7 @@ def test_nobody_is_sent_whose_deadline_has_passed(tmp_path: Path, monkeypatch: p
     run(main())
 
 
-def test_nobody_gives_way_to_who_wants_no_answer_any_more(tmp_path: Path) -> None:
+def test_no_request_is_preempted_for_one_past_its_deadline(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:

@@ -88,7 +88,7 @@ def test_it_waits_for_the_replica_that_holds_its_prompt_and_says_so(tmp_path: Pa
     run(main())
 
 
-def test_nobody_waits_while_there_is_memory_to_spare_or_no_place_to_wait(tmp_path: Path) -> None:
+def test_no_request_is_held_while_memory_is_free_or_the_queue_is_full(tmp_path: Path) -> None:
     async def main(base: ModelRoutes, other_kv_share: float, path: Path) -> None:
         path.mkdir()
         async with full_home(path, base, other_kv_share=other_kv_share) as scene:
@@ -110,7 +110,9 @@ def test_a_client_in_a_hurry_is_sent_elsewhere_when_half_of_its_time_is_gone(tmp
 
 
 @pytest.mark.interpreted
-def test_a_replica_that_lets_nobody_in_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_not_held_for_long_for_a_replica_that_stays_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet, "HOLD_S", 0.05)
 
     async def main() -> None:
