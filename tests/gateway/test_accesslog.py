@@ -63,7 +63,7 @@ def test_a_full_disk_costs_lines_but_nothing_else() -> None:
     assert [msgspec.json.decode(text).get("lines") for text in stream.getvalue().splitlines()] == [None, 3]
 
 
-def test_a_log_that_nobody_reads_holds_up_nobody_and_loses_nothing() -> None:
+def test_a_full_log_pipe_blocks_no_request_and_loses_nothing() -> None:
     reading, writing = os.pipe()
     size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
 

@@ -154,7 +154,7 @@ def test_there_are_no_more_retries_than_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_what_nobody_is_left_to_try_is_not_counted_as_a_retry(tmp_path: Path, replicas: int) -> None:
+def test_a_failure_without_another_replica_is_not_counted_as_a_retry(tmp_path: Path, replicas: int) -> None:
     async def main() -> None:
         workers = [Worker(BUSY, f"chat-{n}") for n in range(replicas)]
         async with cluster(tmp_path, *workers) as front:
@@ -171,7 +171,7 @@ def test_what_nobody_is_left_to_try_is_not_counted_as_a_retry(tmp_path: Path, re
     run(main())
 
 
-def test_who_has_nobody_left_to_ask_spends_nothing_of_the_budget_for_retries_and_is_told_at_once(
+def test_without_another_replica_the_error_is_immediate_and_spends_no_retry_budget(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -196,7 +196,7 @@ def test_who_has_nobody_left_to_ask_spends_nothing_of_the_budget_for_retries_and
     ],
 )
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages"])
-def test_the_reason_of_a_replica_reaches_the_client_where_nobody_else_is_asked(
+def test_the_error_text_of_the_last_replica_reaches_the_client(
     tmp_path: Path, path: bytes, body: bytes, text: str
 ) -> None:
     def refusing(exchange: Exchange) -> None:

@@ -63,7 +63,7 @@ async def ready(front: Front) -> None:
         ((b"authorization: Basic dTpw",), "chat", 401, "invalid_api_key"),
     ],
 )
-def test_only_who_has_a_key_and_may_use_the_model_gets_in(
+def test_only_keys_that_may_use_the_model_are_admitted(
     tmp_path: Path, fields: tuple[bytes, ...], model: str, status: int, code: str
 ) -> None:
     async def main() -> None:
@@ -85,7 +85,7 @@ def test_only_who_has_a_key_and_may_use_the_model_gets_in(
     run(main())
 
 
-def test_models_are_shown_to_those_who_may_use_them(tmp_path: Path) -> None:
+def test_models_are_listed_for_tenants_that_may_use_them(tmp_path: Path) -> None:
     async def main() -> None:
         worker, big = Worker(whole), Worker(whole, "big-0", "big")
         async with (

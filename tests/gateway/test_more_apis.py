@@ -77,7 +77,7 @@ def test_what_the_gateway_refuses_has_anthropics_shape(
     run(main())
 
 
-def test_when_no_replica_can_serve_a_message_anthropics_client_hears_of_overload(tmp_path: Path) -> None:
+def test_without_capacity_the_messages_endpoint_answers_overloaded_error(tmp_path: Path) -> None:
     async def main() -> None:
         busy = failing(503, "overloaded", (b"x-forebay-retryable", b"1"))
         async with cluster(tmp_path, Worker(busy)) as front:

@@ -138,7 +138,7 @@ def test_a_stream_waits_for_a_replica_that_can_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other", [failing(409, "not_resumable"), failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)]
 )
-def test_what_nobody_can_go_on_with_ends_in_one_explicit_error(tmp_path: Path, other: Handler) -> None:
+def test_a_stream_that_cannot_be_resumed_ends_with_one_error(tmp_path: Path, other: Handler) -> None:
     async def main() -> None:
         workers = [Worker(Story(*[3] * 50), "chat-0"), Worker(other, "chat-1")]
         async with cluster(tmp_path, *workers) as front, peer(front.port) as client:
@@ -153,7 +153,7 @@ def test_what_nobody_can_go_on_with_ends_in_one_explicit_error(tmp_path: Path, o
     run(main())
 
 
-def test_nobody_is_asked_to_go_on_with_what_its_replica_calls_not_resumable(tmp_path: Path) -> None:
+def test_a_stream_marked_not_resumable_is_not_resumed(tmp_path: Path) -> None:
     def lost(exchange: Exchange) -> None:
         chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True)
         exchange.start(200, [EVENT_STREAM, (b"x-forebay-resumable", b"0")])

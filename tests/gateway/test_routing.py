@@ -178,7 +178,7 @@ async def known(front: Front, up: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_sessions_move_with_the_loss_of_their_replica_also_when_nobody_asks_for_them_then(tmp_path: Path) -> None:
+def test_idle_sessions_move_too_when_their_replica_is_lost(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(whole, f"chat-{n}") for n in range(4)]
         base = replace(ROUTES, sessions=Sessions.HEADER)
@@ -267,7 +267,7 @@ async def until_ready(front: Front, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_session_waits_for_its_replica_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_session_waits_for_its_replica_without_blocking_others(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(lambda _: None, f"chat-{n}") for n in range(2)]
         for worker in workers:

@@ -126,7 +126,7 @@ def test_a_good_key_lets_its_tenant_in_and_says_which(door: Door) -> None:
 
 
 @pytest.mark.parametrize("presented", [None, b"", b"Bearer none", BEARER[:-1] + b"b"])
-def test_without_a_good_key_nobody_gets_in(door: Door, presented: bytes | None) -> None:
+def test_without_a_valid_key_no_request_is_admitted(door: Door, presented: bytes | None) -> None:
     assert door.code(presented) is Code.UNAUTHORIZED
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_never_could_be_read_is_our_mistake_and_not_the_clients(tmp_
     assert door.code() is Code.INTERNAL
 
 
-def test_before_the_first_key_is_made_nobody_gets_in(tmp_path: Path) -> None:
+def test_before_the_first_key_exists_no_request_is_admitted(tmp_path: Path) -> None:
     assert Door(tmp_path).code() is Code.UNAUTHORIZED
 
 

@@ -80,7 +80,7 @@ def test_a_full_queue_refuses_with_retry_after_and_a_client_that_leaves_frees_it
     run(main())
 
 
-def test_who_finds_the_only_replica_stopping_waits_for_what_follows_it(tmp_path: Path) -> None:
+def test_a_request_that_finds_the_only_replica_draining_waits_for_its_successor(tmp_path: Path) -> None:
     leaving = Worker()
 
     def stopping(exchange: Exchange) -> None:
@@ -99,9 +99,7 @@ def test_who_finds_the_only_replica_stopping_waits_for_what_follows_it(tmp_path:
     run(main())
 
 
-def test_who_finds_a_replica_stopping_is_not_sent_to_others_that_are_gone_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_draining_refusal_the_new_snapshot_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "TICK_S", 3600.0)  # it has no other occasion to look
     leaving = [Worker(replica=f"chat-{number}") for number in range(5)]
     staying = Worker(replica="chat-5")
@@ -118,9 +116,7 @@ def test_who_finds_a_replica_stopping_is_not_sent_to_others_that_are_gone_with_i
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_who_was_at_each_of_the_replicas_that_died_at_once_waits_for_what_follows_them(
-    tmp_path: Path, generation: int
-) -> None:
+def test_a_request_that_lost_every_replica_waits_for_their_successors(tmp_path: Path, generation: int) -> None:
     dying = [Worker(replica="chat-0"), Worker(replica="chat-1")]
 
     def dies(exchange: Exchange) -> None:

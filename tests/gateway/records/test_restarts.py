@@ -163,7 +163,7 @@ def test_a_batch_that_was_cut_off_is_sealed_when_the_gateway_comes_up_and_the_lo
     assert report.files[-1].unfinished_bytes == 0
 
 
-def test_what_a_full_disk_took_in_part_is_counted_once_by_who_comes_after(tmp_path: Path) -> None:
+def test_partial_writes_on_a_full_disk_are_counted_once_by_the_successor(tmp_path: Path) -> None:
     disk = Disk()
     records = started(tmp_path, disk)
     for n in range(5):

@@ -95,7 +95,7 @@ def test_what_is_too_much_to_be_held_during_a_stall_is_told(tmp_path: Path) -> N
     assert counted(tmp_path).requests == 300, "the ledger has it all"
 
 
-def test_who_is_cancelled_during_a_stall_leaves_the_books_whole(tmp_path: Path) -> None:
+def test_cancelling_a_flush_during_a_stall_loses_no_record(tmp_path: Path) -> None:
     disk = Stalling()
     records = started(tmp_path, disk)
     records.finished(facts(0))

@@ -92,7 +92,7 @@ def test_at_the_ends_of_a_rollout_one_revision_gets_everything(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_who_asks_for_a_revision_by_its_name_gets_it_and_tells_nothing(tmp_path: Path, share: float) -> None:
+def test_a_request_that_names_a_revision_gets_it_and_adds_no_sample(tmp_path: Path, share: float) -> None:
     async def main() -> None:
         async with splitting(tmp_path, split(share), stable(whole), canary(whole)) as front:
             for wanted in (STABLE, CANARY):
@@ -175,7 +175,7 @@ def test_requests_wait_for_their_revision_while_the_other_one_is_idle(
     run(main())
 
 
-def test_who_waits_for_stable_goes_to_the_canary_once_it_gets_everything(tmp_path: Path) -> None:
+def test_a_request_queued_for_stable_goes_to_the_canary_at_full_share(tmp_path: Path) -> None:
     async def main() -> None:
         async with crowded(tmp_path, HALF, STABLE) as (front, one, two, _), asyncio.TaskGroup() as group:
             waits = group.create_task(front.ask(ask(OURS)))
@@ -186,7 +186,7 @@ def test_who_waits_for_stable_goes_to_the_canary_once_it_gets_everything(tmp_pat
     run(main())
 
 
-def test_who_has_waited_since_before_the_rollout_is_no_exception(tmp_path: Path) -> None:
+def test_requests_queued_before_the_rollout_are_split_too(tmp_path: Path) -> None:
     async def main() -> None:
         held, one, two = Held(), stable(whole), canary(whole)
         one.answer, one.report = held, replace(one.report, capacity=1)
@@ -221,7 +221,7 @@ def test_what_fails_on_the_canary_is_answered_by_stable_and_told(
     run(main())
 
 
-def test_who_is_turned_away_by_the_canary_tells_nothing(tmp_path: Path) -> None:
+def test_a_request_rejected_by_the_canary_adds_no_sample(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, HALF, stable(whole), canary(failing(503, "overloaded", RETRYABLE))) as front:
             assert await answers(front, ask(THEIRS)) == [STABLE]
@@ -242,7 +242,7 @@ def test_a_canary_whose_breaker_is_open_gets_nothing(tmp_path: Path) -> None:
     run(main())
 
 
-def test_the_only_replica_of_stable_may_die_even_if_nobody_trusts_the_canary_yet(tmp_path: Path) -> None:
+def test_the_canary_takes_over_when_the_only_stable_replica_dies(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, split(0.0), stable(cut), canary(whole)) as front:
             assert await answers(front, ask(OURS)) == [CANARY]
@@ -332,7 +332,7 @@ def test_a_failed_request_goes_to_the_canary_rather_than_wait_for_a_full_stable(
     run(main())
 
 
-def test_who_gives_way_to_an_urgent_request_does_so_at_its_revision(tmp_path: Path) -> None:
+def test_preemption_stays_within_a_revision(tmp_path: Path) -> None:
     async def main() -> None:
         held, theirs = Held(), Held()
         one, two = stable(held), canary(theirs)
@@ -355,7 +355,7 @@ def test_who_gives_way_to_an_urgent_request_does_so_at_its_revision(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("share", "mine"), [(0.5, THEIRS), (1.0, THEIRS)])
-def test_what_fails_goes_where_nobody_has_failed_it_yet(tmp_path: Path, share: float, mine: str) -> None:
+def test_a_failed_request_is_retried_on_the_other_revision(tmp_path: Path, share: float, mine: str) -> None:
     async def main() -> None:
         one, two = stable(cut), canary(cut)
         async with splitting(tmp_path, split(share), one, two) as front:

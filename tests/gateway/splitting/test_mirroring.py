@@ -113,9 +113,7 @@ def test_only_requests_without_effects_and_of_no_certain_revision_are_copied(
         (lambda exchange: exchange.respond(200, [], b'{"cut'), "replica_lost"),
     ],
 )
-def test_a_copy_that_fails_is_a_failure_of_the_canary_and_of_nobody_else(
-    tmp_path: Path, bad: Handler, code: str
-) -> None:
+def test_a_failed_mirrored_copy_counts_against_the_canary_only(tmp_path: Path, bad: Handler, code: str) -> None:
     async def main() -> None:
         async with splitting(tmp_path, SHADOW, stable(said("Yes.")), canary(bad)) as front:
             assert (await front.ask(ask("id-1"))).status == 200

@@ -114,7 +114,7 @@ def test_a_client_that_leaves_tells_nothing(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_stream_that_breaks_is_a_failure_of_who_began_it(tmp_path: Path) -> None:
+def test_a_broken_stream_counts_against_the_revision_that_began_it(tmp_path: Path) -> None:
     def broken(exchange: Exchange) -> None:
         exchange.start(200, [(b"content-type", b"text/event-stream")])
         exchange.write(

@@ -17,7 +17,7 @@ KEY, RECORD = mint("team", bytes(ENTROPY_BYTES), now=0.0)
 BEARER = b"authorization: Bearer " + KEY.encode()
 
 
-def test_who_asks_for_tensors_needs_a_key_and_stays_within_its_limits(tmp_path: Path) -> None:
+def test_tensor_requests_need_a_key_and_count_against_limits(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     change_keys(keys, lambda _: ((RECORD,), None))
     spec = TenancySpec((TENANT,), str(keys), str(tmp_path / "counts.json"), str(tmp_path / "leases.json"))

@@ -231,7 +231,7 @@ def test_a_gateway_answers_for_itself_and_changes_no_model_server(tmp_path: Path
     run(main())
 
 
-def test_who_asks_how_a_model_is_that_nobody_serves_does_not_wait(tmp_path: Path) -> None:
+def test_metadata_requests_for_an_unserved_model_are_not_queued(tmp_path: Path) -> None:
     async def main() -> None:
         worker = net()
         async with cluster(tmp_path, worker, base=BASE) as front:

@@ -134,7 +134,7 @@ def test_what_is_being_loaded_does_not_give_way() -> None:
     in_room(work)
 
 
-def test_who_turns_out_larger_than_guessed_displaces_others_at_once_even_the_one_that_was_used_last() -> None:
+def test_a_model_larger_than_estimated_evicts_others_at_once() -> None:
     async def work(rig: Rig) -> None:
         a, b = Fake("a", 4), Fake("b", 4)
         await rig.admit(a)
@@ -151,7 +151,7 @@ def test_who_turns_out_larger_than_guessed_displaces_others_at_once_even_the_one
     in_room(work)
 
 
-def test_those_who_wait_are_served_in_order_once_the_processes_of_others_have_ended() -> None:
+def test_waiting_models_load_in_order_once_evicted_processes_have_ended() -> None:
     async def work(rig: Rig) -> None:
         a, b = Fake("a"), Fake("b")
         a.ended = asyncio.Event()
@@ -168,7 +168,7 @@ def test_those_who_wait_are_served_in_order_once_the_processes_of_others_have_en
     in_room(work)
 
 
-def test_who_needs_less_passes_who_has_to_wait_but_not_for_ever() -> None:
+def test_small_models_pass_a_waiting_large_one_a_limited_number_of_times() -> None:
     async def work(rig: Rig) -> None:
         busy = Fake("busy", 4)
         await rig.hold(busy)
@@ -189,7 +189,7 @@ def test_who_needs_less_passes_who_has_to_wait_but_not_for_ever() -> None:
     in_room(work)
 
 
-def test_who_has_waited_in_vain_is_told_when_to_come_back_and_who_can_never_fit_at_once() -> None:
+def test_a_memory_timeout_has_retry_after_and_an_impossible_model_fails_at_once() -> None:
     async def work(rig: Rig) -> None:
         await rig.hold(Fake("busy", 6))
         with pytest.raises(Refused, match=r"'n' has waited .* of memory: the models that hold it are busy") as caught:
@@ -202,7 +202,7 @@ def test_who_has_waited_in_vain_is_told_when_to_come_back_and_who_can_never_fit_
     in_room(work)
 
 
-def test_who_waits_for_nobody_any_more_leaves_the_line() -> None:
+def test_a_load_without_waiting_requests_leaves_the_queue() -> None:
     async def work(rig: Rig) -> None:
         busy, gone = Fake("busy", 6), Fake("gone", 9)
         await rig.hold(busy)
@@ -219,7 +219,7 @@ def test_who_waits_for_nobody_any_more_leaves_the_line() -> None:
     in_room(work)
 
 
-def test_a_turn_ends_for_who_has_been_loaded_longest_and_for_no_more_than_are_needed() -> None:
+def test_the_longest_loaded_models_end_their_turn_and_no_more_than_needed() -> None:
     async def work(rig: Rig) -> None:
         pinned, a, b = Fake("pinned", 2, pinned=True), Fake("a", 4), Fake("b", 4)
         await rig.hold(pinned, a, b)
@@ -235,7 +235,7 @@ def test_a_turn_ends_for_who_has_been_loaded_longest_and_for_no_more_than_are_ne
     in_room(work, turn_s=0.0)
 
 
-def test_who_could_not_make_enough_room_is_not_held_for_it() -> None:
+def test_a_model_that_cannot_free_enough_memory_is_not_held() -> None:
     async def work(rig: Rig) -> None:
         a, loading = Fake("a", 4), Fake("loading", 4)
         await rig.hold(a)
@@ -252,7 +252,7 @@ def test_who_could_not_make_enough_room_is_not_held_for_it() -> None:
     in_room(work, turn_s=0.0)
 
 
-def test_who_is_held_goes_on_when_nobody_waits_any_more() -> None:
+def test_a_held_model_continues_when_no_model_waits() -> None:
     async def work(rig: Rig) -> None:
         busy = Fake("busy", 6)
         await rig.hold(busy)

@@ -134,7 +134,7 @@ def test_of_what_a_step_does_not_take_the_client_is_at_fault_only_for_its_own(tm
     asyncio.run(main())
 
 
-def test_parts_are_loaded_with_an_ensemble_and_unloaded_only_if_nobody_else_wants_them(tmp_path: Path) -> None:
+def test_steps_are_loaded_with_an_ensemble_and_unloaded_unless_otherwise_needed(tmp_path: Path) -> None:
     chain(tmp_path)
     ensemble(tmp_path, "twice", [("both", {"IN": "IN"}, {"OUT": "a"}), ("both", {"IN": "a"}, {"OUT": "OUT"})], WHOLE)
 

@@ -111,7 +111,7 @@ def test_what_a_hung_process_has_asked_for_does_not_run_on_in_the_next_one(tmp_p
     asyncio.run(main())
 
 
-def test_what_a_model_says_is_wrong_is_the_answer_of_whom_it_concerns(tmp_path: Path) -> None:
+def test_errors_of_a_model_reach_the_requests_that_they_concern(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 100000 }", max_batch=2), MOODY)
 
     async def main() -> None:

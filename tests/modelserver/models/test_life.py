@@ -328,7 +328,7 @@ def test_a_load_request_may_bring_configuration_and_files(tmp_path: Path) -> Non
         ("m", {"file:1/x": b"y"}, "Load parameter 'config' must be specified for model file override"),
     ],
 )
-def test_a_load_request_that_makes_no_sense_is_refused(
+def test_an_invalid_load_request_is_rejected(
     tmp_path: Path, name: str, parameters: dict[str, str | bytes | int | bool], text: str
 ) -> None:
     write(tmp_path, "m", config())

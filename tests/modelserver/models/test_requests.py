@@ -448,7 +448,7 @@ def test_large_tensors_and_many_small_ones_come_back_as_they_were(tmp_path: Path
     asyncio.run(main())
 
 
-def test_who_cannot_take_an_answer_costs_nobody_else_theirs(tmp_path: Path) -> None:
+def test_a_failing_response_callback_does_not_affect_other_requests(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 50000 }", max_batch=2))
     heard: list[str] = []
 

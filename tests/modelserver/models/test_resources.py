@@ -100,7 +100,7 @@ def test_sleep_leaves_no_open_files(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_who_sleeps_is_woken_when_there_is_room(tmp_path: Path) -> None:
+def test_an_evicted_model_is_reloaded_when_memory_is_free(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path, name, config(), HEAVY)
 

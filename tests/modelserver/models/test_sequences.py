@@ -378,7 +378,7 @@ def test_an_iterative_model_may_answer_bit_by_bit(tmp_path: Path, kind: str) -> 
     asyncio.run(main())
 
 
-def test_who_gives_up_an_iterative_request_ends_its_turns(tmp_path: Path) -> None:
+def test_cancelling_an_iterative_request_ends_its_iterations(tmp_path: Path) -> None:
     write(tmp_path, "m", iterative(), TURNS)
 
     async def main() -> None:

@@ -309,7 +309,7 @@ def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, 
     asyncio.run(scene())
 
 
-def test_a_model_learns_that_nobody_waits(tmp_path: Path) -> None:
+def test_a_model_sees_the_cancellation_of_a_request(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             heard = Heard()

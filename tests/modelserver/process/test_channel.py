@@ -173,7 +173,7 @@ ODD: dict[str, tuple[bytes, list[tuple[int, bool]]]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_a_packet_that_makes_no_sense_breaks_the_channel_and_leaks_nothing(ends: Ends, case: str) -> None:
+def test_an_invalid_packet_breaks_the_channel_without_leaks(ends: Ends, case: str) -> None:
     server, child = ends
     packet, files = ODD[case]
     fds = [_memory(size, sealed=sealed) for size, sealed in files]

@@ -193,7 +193,7 @@ def test_a_model_that_prints_without_end_fills_no_log(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_what_a_model_prints_harms_nobody(tmp_path: Path) -> None:
+def test_output_printed_by_a_model_does_no_harm(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             for _ in range(5):

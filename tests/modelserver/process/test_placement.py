@@ -36,7 +36,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
-def test_who_serves_and_its_children_wait_for_their_core_unless_somebody_has_said_otherwise() -> None:
+def test_server_and_children_are_batch_processes_unless_set_otherwise() -> None:
     for given, policies in (((), [os.SCHED_BATCH] * 2), ((str(os.SCHED_IDLE),), [os.SCHED_IDLE] * 2)):
         told = subprocess.run([sys.executable, "-c", ASK, *given], check=True, capture_output=True, text=True)
         assert list(map(int, told.stdout.split())) == policies

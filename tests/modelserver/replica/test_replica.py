@@ -201,7 +201,7 @@ def test_a_replica_whose_model_cannot_be_loaded_ends_and_says_why(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_replica_that_nobody_asks_any_more_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_replica_that_is_no_longer_polled_ends_with_the_reason(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), lease_s=2.0):
             await asyncio.Event().wait()

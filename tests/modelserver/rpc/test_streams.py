@@ -215,7 +215,7 @@ def test_requests_that_wait_keep_the_client_waiting(tmp_path: Path, monkeypatch:
     run(main())
 
 
-def test_a_stream_that_makes_no_sense_ends(tmp_path: Path) -> None:
+def test_an_invalid_stream_ends(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, client = Held(it), await it.raw()

@@ -90,7 +90,7 @@ def chain(root: Path) -> None:
     ensemble(root, "whole", [("twice", {"IN": "IN"}, {"OUT": "OUT"})], f"max_batch_size: 8 {IO.format(dims='-1')}")
 
 
-def test_models_that_are_called_are_loaded_with_who_calls_them_and_stay_as_long(tmp_path: Path) -> None:
+def test_called_models_are_loaded_with_their_callers_and_stay_as_long(tmp_path: Path) -> None:
     chain(tmp_path)
     caller(tmp_path, "other", "double")
 
@@ -107,7 +107,7 @@ def test_models_that_are_called_are_loaded_with_who_calls_them_and_stay_as_long(
     asyncio.run(main())
 
 
-def test_who_calls_a_model_is_not_served_without_it_and_comes_back_with_it(tmp_path: Path) -> None:
+def test_a_model_is_unavailable_without_the_models_it_calls(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_who_calls_a_model_is_not_served_without_it_and_comes_back_with_it(tmp_p
     asyncio.run(main())
 
 
-def test_a_called_model_that_is_loaded_anew_interrupts_nobody(tmp_path: Path) -> None:
+def test_reloading_a_called_model_interrupts_no_caller(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_a_model_cancels_its_call_of_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loaded", ["double", "whole"])
-def test_answers_of_who_calls_a_model_are_not_kept_beyond_it(loaded: str, tmp_path: Path) -> None:
+def test_cached_responses_end_with_the_called_model(loaded: str, tmp_path: Path) -> None:
     cached = "response_cache { enable: true }"
     write(tmp_path, "double", config(), DOUBLE)
     caller(tmp_path, "once", "double")

@@ -136,7 +136,7 @@ def test_a_batch_leaves_before_its_deadlines_not_when_the_delay_is_over(play: Pl
     play(main())
 
 
-def test_who_cannot_have_its_answer_in_time_is_told_at_once(play: Play) -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_rejected_at_once(play: Play) -> None:
     async def main() -> None:
         served = Served(config())
         await served.ask()

@@ -27,7 +27,7 @@ def test_the_cpus_of_a_node_are_those_that_the_kernel_lists(sys: Path) -> None:
     assert node_cpus(0, sys) == ()
 
 
-def test_who_has_its_memory_from_a_node_runs_there(sys: Path) -> None:
+def test_instances_run_on_the_numa_node_of_their_memory(sys: Path) -> None:
     hosts = {"near": Placement(numa_node=1), "named": Placement(numa_node=1, cpus=(0,))}
     groups = (
         InstanceGroup(count=2, host_policy="near"),
