@@ -56,7 +56,7 @@ class NotStarted(Exception):  # noqa: N818 - states the condition
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ListenAddresses:
     """Listening addresses; None: disabled. Port 0 picks a free one."""
 
     host: str = "127.0.0.1"
@@ -66,7 +66,7 @@ class Doors:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LatencyMetrics:
     """Latency metrics to show; Triton's `--metrics-config`."""
 
     counters: bool = True
@@ -81,7 +81,7 @@ class Plan:
     """All settings of a model server."""
 
     models: Options
-    doors: Doors = field(default_factory=Doors)
+    listen: ListenAddresses = field(default_factory=ListenAddresses)
     body_bytes_max: int = BODY_BYTES_MAX
     bodies_bytes_max: int = Limits().bodies_bytes_max
     """Total size of large HTTP bodies being read at the same time."""
@@ -91,7 +91,7 @@ class Plan:
     """Exit unless every model to serve at startup could be loaded."""
     drain_s: float = 30.0
     tracing: Tracing = field(default_factory=Tracing)
-    latencies: Shown = field(default_factory=Shown)
+    latencies: LatencyMetrics = field(default_factory=LatencyMetrics)
     gpus_every_s: float = 2.0
     """Interval of GPU readings for metrics; 0: none."""
 
@@ -184,7 +184,7 @@ class _Parts:
         """Run from listening to the end of draining. Raises `NotStarted`."""
         began = monotonic()
         plan = self._plan
-        http, grpc, metrics = await self._listen(plan.doors)
+        http, grpc, metrics = await self._listen(plan.listen)
         self._writing = self._tasks.create_task(self._files.run(self._traces))
         self._running = self._tasks.create_task(self._server.run())
         if self._show.gpus is not None:
@@ -217,21 +217,21 @@ class _Parts:
             self._writing.cancel()
             await self._files.flush(self._traces, last=True)
 
-    async def _listen(self, doors: Doors) -> tuple[str, str, str]:
+    async def _listen(self, listen: ListenAddresses) -> tuple[str, str, str]:
         """Listen on all ports, or fail; returns the addresses."""
         http = grpc = metrics = ""
-        if doors.http_port is not None:
-            http = await _listen(self._http, doors.host, doors.http_port, "HTTP")
-        if doors.metrics_port is not None:
-            metrics = await _listen(self._metrics, doors.host, doors.metrics_port, "metrics")
-        if doors.grpc_port is not None:
+        if listen.http_port is not None:
+            http = await _listen(self._http, listen.host, listen.http_port, "HTTP")
+        if listen.metrics_port is not None:
+            metrics = await _listen(self._metrics, listen.host, listen.metrics_port, "metrics")
+        if listen.grpc_port is not None:
             try:
-                await self._rpc.start(doors.host, doors.grpc_port)
+                await self._rpc.start(listen.host, listen.grpc_port)
             except OSError as error:
-                raise NotStarted(_no_port(doors.host, doors.grpc_port, "gRPC", error)) from error
+                raise NotStarted(_no_port(listen.host, listen.grpc_port, "gRPC", error)) from error
             except BadPair as error:  # the files were valid when the options were read
                 raise NotStarted(f"gRPC: {error}") from error
-            grpc = f"{doors.host}:{self._rpc.port}"
+            grpc = f"{listen.host}:{self._rpc.port}"
         return http, grpc, metrics
 
     async def _started(self, stop: asyncio.Event, watcher: Watcher) -> Sequence[str]:

@@ -55,7 +55,7 @@ def test_options_become_a_plan(wish: ServerOptions) -> None:
     assert (plan.latencies.summaries, plan.latencies.quantiles) == (True, (0.5, 0.999))
     assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)
     assert (options.hosts["g"].gpus, options.rules.gpus) == (("MIG-1", "MIG-2"), (0, 1))
-    assert (plan.doors.http_port, plan.doors.grpc_port, plan.exit_on_error) == (8000, None, False)
+    assert (plan.listen.http_port, plan.listen.grpc_port, plan.exit_on_error) == (8000, None, False)
     assert options.strings_max == 9
     assert (plan.body_bytes_max, plan.bodies_bytes_max, plan.front.json_output_bytes_max) == (2**26, 2**30, 2**20)
     assert (plan.latencies.summaries, plan.rpc.compression) == (True, "gzip")

@@ -21,7 +21,7 @@ from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.repository import Rules
 from forebay.modelserver.repository.values import CONFIG_FILE
 from forebay.modelserver.rpc.front import RpcOptions, RpcTls
-from forebay.modelserver.serve import Doors, Plan, Shown
+from forebay.modelserver.serve import LatencyMetrics, ListenAddresses, Plan
 from forebay.modelserver.telemetry.latencies import QUANTILES
 from forebay.modelserver.telemetry.tracing import OFF, TENSORS, TIMESTAMPS, Tracing
 from forebay.net.http2 import HTTP_2, Keepalive
@@ -56,7 +56,7 @@ def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> P
     forwarded = None
     if given.http_header_forward_pattern is not None:
         forwarded = _read("--http-header-forward-pattern", re.compile, given.http_header_forward_pattern)
-    doors = Doors(
+    listen = ListenAddresses(
         given.host,
         given.http_port if _on(given.allow_http) else None,
         given.grpc_port if _on(given.allow_grpc) else None,
@@ -65,7 +65,7 @@ def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> P
     size_max = given.http_max_input_size
     return Plan(
         _options(given, triton),
-        doors,
+        listen,
         body_bytes_max=size_max,
         bodies_bytes_max=_read("--http-max-bodies-size", size, given.http_max_bodies_size),
         front=FrontOptions(
@@ -227,7 +227,7 @@ def tracing(pairs: Sequence[str]) -> Tracing:
     return found
 
 
-def _shown(pairs: Sequence[str]) -> Shown:
+def _shown(pairs: Sequence[str]) -> LatencyMetrics:
     switches = {"counter_latencies": True, "summary_latencies": False, "histogram_latencies": False}
     quantiles: tuple[float, ...] = QUANTILES
     for pair in pairs:
@@ -240,7 +240,7 @@ def _shown(pairs: Sequence[str]) -> Shown:
             raise _wrong("--metrics-config", pair, f"known are {known}")
         switches[name] = _on(value)
     counters, summaries, histograms = switches.values()
-    return Shown(counters, summaries, histograms, quantiles)
+    return LatencyMetrics(counters, summaries, histograms, quantiles)
 
 
 def _quantiles(pair: str, text: str) -> tuple[float, ...]:

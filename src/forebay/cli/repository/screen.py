@@ -71,7 +71,7 @@ class Screen:
         for name, where in lines:
             if where:
                 show(f"  {name:<8} {where}", soft_wrap=True)
-        if self._plan.doors.host in ("127.0.0.1", "localhost", "::1"):
+        if self._plan.listen.host in ("127.0.0.1", "localhost", "::1"):
             show("           reachable from this machine only; `--host 0.0.0.0` makes it reachable from the network")
         if ready.http:
             self._console.print(f"\n{_example(ready)}\n", soft_wrap=True, markup=False)
