@@ -134,7 +134,6 @@ def _options(given: ServerOptions, triton: TritonOptions) -> Options:
         max_batch_default=_default_batch(given.backend_config or ()),
         auto_complete=not (given.disable_auto_complete_config or _on(given.strict_model_config)),
         allow_pickle=frozenset(given.allow_pickle or ()),
-        linked=tuple(folder.absolute() for folder in given.allow_links_to or ()),
         config_name=given.model_config_name,
     )
     control = Control(given.model_control_mode)
@@ -146,6 +145,7 @@ def _options(given: ServerOptions, triton: TritonOptions) -> Options:
     return Options(
         repositories=tuple(folder.absolute() for folder in given.repository or ()),
         control=control,
+        linked=tuple(folder.absolute() for folder in given.allow_links_to or ()),
         startup=tuple(given.load_model or ()),
         poll_s=float(given.repository_poll_secs),
         strict_readiness=_on(given.strict_readiness),

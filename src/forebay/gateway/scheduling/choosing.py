@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.resilience import admissible
 from forebay.core.routing import ReplicaView, Route, Shed, Wait
 from forebay.gateway.dispatch.dispatching import of_other_revisions
-from forebay.gateway.fleet import BATCH, Seen
+from forebay.gateway.fleet import BATCH, BandView
 from forebay.gateway.scheduling.hedging import Hedge
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def among(
     links: Sequence[ReplicaView] = served.links
     taken: list[tuple[str, int]] = []
     if relay.slotless:
-        links = [Seen(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]
+        links = [BandView(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]
     elif band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
         links = served.seen_by(band, scheduler.now())
         if band < BATCH and not (ask is not None and ask.stays):
