@@ -16,7 +16,7 @@ from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import UsageRow
 from forebay.core.model import RecordsSpec
-from forebay.core.routing import BATCH, INTERACTIVE, Ask, Meter, PrefixIndex, Pricing, ReplicaView, Weights
+from forebay.core.routing import BATCH, INTERACTIVE, Meter, PrefixIndex, Pricing, ReplicaView, RoutingRequest, Weights
 from forebay.core.routing.cpr import scores
 from forebay.gateway.records.facts import Facts, Used
 from forebay.gateway.records.recorder import Recorder
@@ -140,7 +140,7 @@ def test_explain_tells_how_its_totals_come_about(run: Run, root: Path, weights: 
         seen.load, seen.meter = n + 1, Meter(f"chat-{n}", pricing.index.join())
         seen.meter.report(500 * (n + 1), 0.3, 1)
         views.append(seen)
-    scored = scores(views, [0, 1], Ask(1, 800, 90.0, (), 128, weights=weights), pricing)
+    scored = scores(views, [0, 1], RoutingRequest(1, 800, 90.0, (), 128, weights=weights), pricing)
     rows = packed(
         [
             [

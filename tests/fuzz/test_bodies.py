@@ -13,7 +13,7 @@ from tests.fuzz.corpus import encoded, json_bytes, survives
 from forebay.core.errors import Refusal
 from forebay.core.model import ModelRoutes, Policy, Task
 from forebay.core.routing.speed import Lengths
-from forebay.gateway.asking import expected_tokens, make_ask
+from forebay.gateway.asking import expected_tokens, routing_of
 from forebay.gateway.dispatch.dispatching import renamed
 from forebay.wire import openai_request
 from forebay.wire.apis import messages_request, responses_request, tokens
@@ -123,7 +123,7 @@ def test_the_gateway_reads_of_any_body_what_it_wants_or_refuses_it(body: bytes) 
         return
     lengths = Lengths()
     assert 0 < expected_tokens(request, lengths) < float("inf")
-    ask = make_ask(request, b"id", routes=ROUTES, lengths=lengths)
+    ask = routing_of(request, b"id", routes=ROUTES, lengths=lengths)
     assert ask.tokens > 0
     assert ask.output_tokens >= 0
 

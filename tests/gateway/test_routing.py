@@ -28,7 +28,7 @@ from forebay.core.model import LoadReport, Policy, Replica, ReplicaState, Sessio
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
-from forebay.gateway.asking import make_ask, session_of
+from forebay.gateway.asking import routing_of, session_of
 from forebay.gateway.fleet import Link, Served
 from forebay.net.client import Pool
 from forebay.net.server import Exchange
@@ -45,7 +45,7 @@ def asked(body: bytes, **more: Any) -> Any:
     fields = more.pop("fields", {})
     exchange = lone(b"POST", b"/", fields)
     routes = replace(ROUTES, task=more.pop("task", Task.CHAT))
-    return make_ask(wanted(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes))
+    return routing_of(wanted(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes))
 
 
 def conversation(*turns: str, **more: Any) -> bytes:

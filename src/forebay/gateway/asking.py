@@ -14,7 +14,7 @@ from forebay.core.admission import Band, Ticket
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import ModelRoutes, Policy, Sessions, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
-from forebay.core.routing import BATCH, INTERACTIVE, Ask
+from forebay.core.routing import BATCH, INTERACTIVE, RoutingRequest
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Tenant, contains_key
 from forebay.net.server import Exchange
@@ -161,7 +161,7 @@ def make_ticket(
     return Ticket(band, tenant.name, work_tokens, began + patience_s, began + due_s, last=began + last_s)
 
 
-def make_ask(
+def routing_of(
     request: Wanted,
     request_id: bytes,
     *,
@@ -169,11 +169,11 @@ def make_ask(
     lengths: Lengths,
     session: bytes | None = None,
     band: Band = Band.DEFAULT,
-) -> Ask:
+) -> RoutingRequest:
     """The routing inputs of a request. Lengths are estimates: only the engine has the tokenizer."""
     prompt = request.text
     chat = routes.task is _CHAT
-    return Ask(
+    return RoutingRequest(
         crc32(request_id),
         lengths.tokens(len(prompt) or 1),
         _answer_tokens(request, lengths) if chat else 0.0,
@@ -205,7 +205,7 @@ def prepare(relay: "Relay", request: Wanted, body: bytes, endpoint: "Endpoint") 
         session = sequence or session_of(relay.exchange, routes)
         if session is None and routes.sessions is _COOKIE:
             relay.session = session = random_hex(16).encode()
-        relay.ask = make_ask(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
+        relay.routing = routing_of(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
     relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
 
 

@@ -13,11 +13,11 @@ from forebay.core.routing import (
     CAPACITY_UNKNOWN,
     HOLD_S,
     LIVE,
-    Ask,
     Meter,
     PrefixIndex,
     Pricing,
     ReplicaView,
+    RoutingRequest,
     Source,
     effective_state,
     learned_room,
@@ -374,12 +374,12 @@ class Served:
             self.pricing.index.leave(link.meter.mask)
             link.meter.mask = self.pricing.index.join()
 
-    def source(self, link: Link, ask: Ask | None, hit_tokens: int) -> str:
+    def source(self, link: Link, routing: RoutingRequest | None, hit_tokens: int) -> str:
         """How it is known that this part of a prompt is cached there, a `Source`; empty if nothing is."""
-        if not hit_tokens or ask is None or not ask.blocks:
+        if not hit_tokens or routing is None or not routing.blocks:
             return ""
-        depth = min(len(ask.blocks), max(1, hit_tokens // ask.block_tokens))
-        if not self.pricing.index.told(link.meter.mask, ask.blocks[depth - 1]):
+        depth = min(len(routing.blocks), max(1, hit_tokens // routing.block_tokens))
+        if not self.pricing.index.told(link.meter.mask, routing.blocks[depth - 1]):
             return Source.PREDICTED
         return Source.ESTIMATED if link.blocks_estimated else Source.EXACT
 

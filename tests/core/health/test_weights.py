@@ -8,7 +8,7 @@ import pytest
 from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import Ask, Meter, PrefixIndex, Pricing, Route
+from forebay.core.routing import Meter, PrefixIndex, Pricing, Route, RoutingRequest
 
 
 @dataclass
@@ -31,8 +31,8 @@ def shares(policy: Policy, weight: float, requests: int = 600) -> Counter[str]:
     replicas[2].meter.weigh(weight)
     rng, got, held = Random(1), Counter[str](), list[Seen]()
     for turn in range(requests):
-        ask = Ask(turn, 100, 50.0, key=turn + 1)
-        route = choose(policy, replicas, (), rng, ask=ask, pricing=pricing)
+        ask = RoutingRequest(turn, 100, 50.0, key=turn + 1)
+        route = choose(policy, replicas, (), rng, request=ask, pricing=pricing)
         assert isinstance(route, Route)
         chosen = replicas[route.at]
         chosen.load, chosen.last_used = chosen.load + 1, turn

@@ -9,11 +9,11 @@ from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
 from forebay.core.routing import (
-    Ask,
     Meter,
     PrefixIndex,
     Pricing,
     Route,
+    RoutingRequest,
     Wait,
     Why,
     learned_room,
@@ -54,15 +54,15 @@ def fleet(*loads: int, strained: bool = True, kv_share: float = 0.9) -> tuple[li
     return replicas, pricing
 
 
-def pick(replicas: list[Seen], pricing: Pricing, ask: Ask, policy: Policy = Policy.CPR) -> object:
+def pick(replicas: list[Seen], pricing: Pricing, ask: RoutingRequest, policy: Policy = Policy.CPR) -> object:
     """What is decided, and why."""
-    choice = choose(policy, replicas, (), NoRng(), ask=ask, pricing=pricing)
+    choice = choose(policy, replicas, (), NoRng(), request=ask, pricing=pricing)
     return (choice.at, choice.why) if isinstance(choice, Route) else choice
 
 
-def long_ask(**more: object) -> Ask:
+def long_ask(**more: object) -> RoutingRequest:
     """A prompt that takes seconds to read where no cache holds it."""
-    ask = Ask(7, LONG, blocks=PROMPT, block_tokens=LONG // len(PROMPT))
+    ask = RoutingRequest(7, LONG, blocks=PROMPT, block_tokens=LONG // len(PROMPT))
     for name, value in more.items():
         setattr(ask, name, value)
     return ask
@@ -117,7 +117,7 @@ def test_a_request_waits_for_the_full_replica_that_caches_its_prompt() -> None:
     ("ask", "strained", "kv_share", "policy"),
     [
         (long_ask(patient=False), True, 0.9, Policy.CPR),
-        (Ask(7, 100), True, 0.9, Policy.CPR),  # short: it saves next to nothing
+        (RoutingRequest(7, 100), True, 0.9, Policy.CPR),  # short: it saves next to nothing
         (long_ask(), False, 0.9, Policy.CPR),  # full, but nothing is known of what waits there
         (long_ask(), True, 0.5, Policy.CPR),  # the others have memory to spare
         (long_ask(), True, 0.0, Policy.CPR),  # or do not say what they use
@@ -125,7 +125,7 @@ def test_a_request_waits_for_the_full_replica_that_caches_its_prompt() -> None:
         (long_ask(), True, 0.9, Policy.PREFIX_AFFINITY),
     ],
 )
-def test_others_go_where_there_is_room(ask: Ask, strained: bool, kv_share: float, policy: Policy) -> None:
+def test_others_go_where_there_is_room(ask: RoutingRequest, strained: bool, kv_share: float, policy: Policy) -> None:
     choice = pick(*fleet(10, 0, 0, strained=strained, kv_share=kv_share), ask, policy)
     assert isinstance(choice, tuple)
     assert choice[0] in (1, 2)
@@ -133,7 +133,7 @@ def test_others_go_where_there_is_room(ask: Ask, strained: bool, kv_share: float
 
 def test_a_held_request_is_routed_with_that_reason_and_all_scores() -> None:
     replicas, pricing = fleet(9, 10, 10)
-    choice = choose(Policy.CPR, replicas, (), NoRng(), ask=long_ask(held=True), pricing=pricing)
+    choice = choose(Policy.CPR, replicas, (), NoRng(), request=long_ask(held=True), pricing=pricing)
     assert isinstance(choice, Route)
     assert (choice.at, choice.why) == (0, Why.HELD)
     assert [score.at for score in choice.terms] == [0, 1, 2]
@@ -146,9 +146,9 @@ def test_where_all_are_full_it_waits_for_any() -> None:
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=6), st.booleans(), st.integers(0, 30_000))
 def test_no_request_waits_to_save_less_than_the_slack(loads: list[int], held: bool, tokens: int) -> None:
     replicas, pricing = fleet(*loads)
-    ask = Ask(7, tokens, blocks=PROMPT, block_tokens=max(1, tokens // len(PROMPT)))
+    ask = RoutingRequest(7, tokens, blocks=PROMPT, block_tokens=max(1, tokens // len(PROMPT)))
     ask.held = held
-    choice = choose(Policy.CPR, replicas, (), NoRng(), ask=ask, pricing=pricing)
+    choice = choose(Policy.CPR, replicas, (), NoRng(), request=ask, pricing=pricing)
     open_to = [at for at, each in enumerate(replicas) if each.load < each.room]
     if isinstance(choice, Route):
         assert choice.at in open_to
@@ -158,7 +158,7 @@ def test_no_request_waits_to_save_less_than_the_slack(loads: list[int], held: bo
         if open_to:
             for each in replicas:  # had all of them room, this would be where
                 each.room = 100
-            best = choose(Policy.CPR, replicas, (), NoRng(), ask=ask, pricing=pricing)
+            best = choose(Policy.CPR, replicas, (), NoRng(), request=ask, pricing=pricing)
             assert isinstance(best, Route)
             totals = {score.at: score.total_s for score in best.terms}
             assert replicas[choice.at].load >= 10

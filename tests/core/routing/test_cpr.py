@@ -13,7 +13,19 @@ import pytest
 from tests.core.routing.views import choose
 
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import BATCH, Ask, Charge, Meter, PrefixIndex, Pricing, Route, Score, Wait, Why, cpr
+from forebay.core.routing import (
+    BATCH,
+    Charge,
+    Meter,
+    PrefixIndex,
+    Pricing,
+    Route,
+    RoutingRequest,
+    Score,
+    Wait,
+    Why,
+    cpr,
+)
 from forebay.core.routing.pricing import RHO_MAX
 
 BLOCK_TOKENS = 128
@@ -113,8 +125,8 @@ class Fleet:
             self.at(self.now + 0.25, self._report)
 
     def _send(self, seed: int, prompt: Prompt) -> None:
-        ask = Ask(seed, prompt.tokens, float(prompt.output_tokens), prompt.blocks, BLOCK_TOKENS)
-        choice = choose(self.policy, self.engines, (), Random(seed), ask=ask, pricing=self.pricing)
+        ask = RoutingRequest(seed, prompt.tokens, float(prompt.output_tokens), prompt.blocks, BLOCK_TOKENS)
+        choice = choose(self.policy, self.engines, (), Random(seed), request=ask, pricing=self.pricing)
         if not isinstance(choice, Route):
             assert isinstance(choice, Wait)
             self.waiting.append((seed, prompt))
@@ -178,8 +190,8 @@ def pool(*loads: int, **marks: Sequence[float]) -> Fleet:
     return fleet
 
 
-def decide(fleet: Fleet, ask: Ask) -> Route:
-    choice = choose(Policy.CPR, fleet.engines, (), Random(0), ask=ask, pricing=fleet.pricing)
+def decide(fleet: Fleet, ask: RoutingRequest) -> Route:
+    choice = choose(Policy.CPR, fleet.engines, (), Random(0), request=ask, pricing=fleet.pricing)
     assert isinstance(choice, Route)
     return choice
 
@@ -193,9 +205,9 @@ def row(score: Score) -> tuple[float, ...]:
 PREFIX = chain("prefix", 8)
 
 
-def long(**more: Any) -> Ask:
+def long(**more: Any) -> RoutingRequest:
     """A request whose whole prompt is the prefix."""
-    return Ask(1, 8 * BLOCK_TOKENS, 100.0, PREFIX, BLOCK_TOKENS, **more)
+    return RoutingRequest(1, 8 * BLOCK_TOKENS, 100.0, PREFIX, BLOCK_TOKENS, **more)
 
 
 LONG = long()
@@ -279,7 +291,7 @@ def test_an_untrusted_hit_counts_for_nothing() -> None:
 
 def test_without_blocks_the_least_work_wins() -> None:
     fleet = pool(0, 0, 0, queue_tokens=[900, 300, 600])
-    choice = decide(fleet, Ask(1, 1000))
+    choice = decide(fleet, RoutingRequest(1, 1000))
     assert (choice.at, choice.why, choice.hit_tokens) == (1, Why.CHEAPEST, 0)
 
 
@@ -294,8 +306,8 @@ def test_a_promise_that_cannot_be_kept_changes_the_reason_and_not_the_choice() -
 
 def test_equals_are_drawn_by_the_requests_seed_and_the_less_loaded_more_often() -> None:
     fleet = pool(0, 3, 40, decode_slope_s=[1e-9] * 3, queue_tokens=[10, 0, 4000])
-    choices = [decide(fleet, Ask(seed, 10)) for seed in range(1000)]
-    again = [decide(fleet, Ask(seed, 10)) for seed in range(1000)]
+    choices = [decide(fleet, RoutingRequest(seed, 10)) for seed in range(1000)]
+    again = [decide(fleet, RoutingRequest(seed, 10)) for seed in range(1000)]
     assert [choice.at for choice in choices] == [choice.at for choice in again]
     drawn = Counter(choice.at for choice in choices)
     assert {choice.why for choice in choices} == {Why.DRAWN}
@@ -317,7 +329,7 @@ def test_utilisation_is_the_arriving_work_over_what_the_replicas_can_do() -> Non
     fleet = pool(0, 0)
     meters = [engine.meter for engine in fleet.engines]
     for tick in range(1, 1501):  # 1000 tokens each 0.125 s: half of two replicas
-        fleet.pricing.sent(meters[tick % 2], Ask(tick, 1000), 0, True, tick / 8)
+        fleet.pricing.sent(meters[tick % 2], RoutingRequest(tick, 1000), 0, True, tick / 8)
     fleet.pricing.refresh(meters, 187.5)
     assert fleet.pricing.rho == pytest.approx(0.5, rel=0.02)
     fleet.pricing.gateways = 2

@@ -15,11 +15,11 @@ from forebay.core.routing import (
     BATCH,
     INTERACTIVE,
     LIVE,
-    Ask,
     Meter,
     PrefixIndex,
     Pricing,
     Route,
+    RoutingRequest,
     Shed,
     Wait,
     Why,
@@ -56,7 +56,7 @@ PROMPT = (11, 12, 13, 14)
 INDEX.note(METERS["a"].mask, PROMPT[:3], 0.0)
 INDEX.note(METERS["b"].mask, PROMPT[:3], 0.0)
 INDEX.note(METERS["c"].mask, PROMPT[:2], 0.0)
-ASK = Ask(seed=7, tokens=400, blocks=PROMPT, block_tokens=100)
+ASK = RoutingRequest(seed=7, tokens=400, blocks=PROMPT, block_tokens=100)
 
 
 def verdict(choice: Route | Wait | Shed) -> tuple[object, ...]:
@@ -107,49 +107,49 @@ AFFINE = [
 def test_affinity_follows_most_of_the_prompt_unless_the_load_there_is_far_above_the_mean(
     replicas: tuple[Seen, ...], index: int, why: Why, hit_tokens: int
 ) -> None:
-    choice = choose(Policy.PREFIX_AFFINITY, replicas, (), Random(1), ask=ASK, pricing=Pricing(INDEX))
+    choice = choose(Policy.PREFIX_AFFINITY, replicas, (), Random(1), request=ASK, pricing=Pricing(INDEX))
     assert verdict(choice) == (index, why, hit_tokens)
 
 
-def hashed(fleet: list[Seen], ask: Ask) -> tuple[str, Why]:
-    choice = choose(Policy.CONSISTENT_HASH, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+def hashed(fleet: list[Seen], ask: RoutingRequest) -> tuple[str, Why]:
+    choice = choose(Policy.CONSISTENT_HASH, fleet, (), Random(1), request=ask, pricing=Pricing(INDEX))
     assert isinstance(choice, Route)
     return fleet[choice.at].id, choice.why
 
 
 def test_a_key_stays_where_it_belongs_and_only_the_keys_of_a_lost_replica_move() -> None:
     fleet = [Seen(i) for i in "abcde"]
-    homes = {key: hashed(fleet, Ask(key, 1, key=key))[0] for key in range(1, 2001)}
+    homes = {key: hashed(fleet, RoutingRequest(key, 1, key=key))[0] for key in range(1, 2001)}
     assert all(320 <= count <= 480 for count in Counter(homes.values()).values())
     rest = [r for r in fleet if r.id != "c"]
     moved = Counter()
     for key, home in homes.items():
-        now = hashed(rest, Ask(0, 1, key=key))[0]
+        now = hashed(rest, RoutingRequest(0, 1, key=key))[0]
         assert home in (now, "c")
         moved[now] += home == "c"
     assert all(count >= 0.15 * moved.total() for count in moved.values())
 
 
 def test_a_key_goes_elsewhere_while_its_replica_is_far_above_the_mean_load() -> None:
-    home, why = hashed([Seen(i) for i in "abcd"], Ask(0, 1, key=5))
+    home, why = hashed([Seen(i) for i in "abcd"], RoutingRequest(0, 1, key=5))
     assert why is Why.ITS_KEY
     for load, stays in ((0, True), (7, True), (8, False)):  # 8 is a quarter above the mean, rounded up
-        now, why = hashed([Seen(i, load if i == home else 5) for i in "abcd"], Ask(0, 1, key=5))
+        now, why = hashed([Seen(i, load if i == home else 5) for i in "abcd"], RoutingRequest(0, 1, key=5))
         assert (now == home, why) == ((True, Why.ITS_KEY) if stays else (False, Why.KEY_OVERFLOW))
 
 
 def test_a_key_stays_as_long_as_its_replica_runs_what_comes() -> None:
-    home, _ = hashed([Seen(i) for i in "abcd"], Ask(0, 1, key=5))
+    home, _ = hashed([Seen(i) for i in "abcd"], RoutingRequest(0, 1, key=5))
     for load, why in ((1, Why.ITS_KEY), (7, Why.ITS_KEY), (8, Why.KEY_OVERFLOW)):
         fleet = [Seen(i, load if i == home else 0, places=8) for i in "abcd"]
-        assert hashed(fleet, Ask(0, 1, key=5))[1] is why
+        assert hashed(fleet, RoutingRequest(0, 1, key=5))[1] is why
 
 
 def test_without_a_key_the_first_block_counts_and_without_blocks_the_request() -> None:
     fleet = [Seen(i) for i in "abcdefgh"]
-    assert len({hashed(fleet, Ask(seed, 1, blocks=(99,))) for seed in range(50)}) == 1
-    assert hashed(fleet, Ask(3, 1, blocks=(99,))) == hashed(fleet, Ask(1, 1, key=99))
-    assert len({hashed(fleet, Ask(seed, 1)) for seed in range(50)}) > 3
+    assert len({hashed(fleet, RoutingRequest(seed, 1, blocks=(99,))) for seed in range(50)}) == 1
+    assert hashed(fleet, RoutingRequest(3, 1, blocks=(99,))) == hashed(fleet, RoutingRequest(1, 1, key=99))
+    assert len({hashed(fleet, RoutingRequest(seed, 1)) for seed in range(50)}) > 3
 
 
 @pytest.mark.parametrize("policy", list(Policy))
@@ -190,7 +190,7 @@ tries = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 2)))
 
 
 asks = st.builds(
-    Ask,
+    RoutingRequest,
     st.integers(0, 2**64 - 1),
     st.integers(1, 10**6),
     st.floats(0, 1e5),
@@ -205,10 +205,12 @@ asks = st.builds(
 
 @given(st.sampled_from(list(Policy)), fleets(), tries, st.integers(), st.none() | asks)
 def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
-    policy: Policy, fleet: list[Seen], tried: list[tuple[str, int]], seed: int, ask: Ask | None
+    policy: Policy, fleet: list[Seen], tried: list[tuple[str, int]], seed: int, ask: RoutingRequest | None
 ) -> None:
     is_open = [r.state in LIVE and r.load < r.room and (r.id, r.generation) not in tried for r in fleet]
-    choice, again = (choose(policy, fleet, tried, Random(seed), ask=ask, pricing=Pricing(INDEX)) for _ in range(2))
+    choice, again = (
+        choose(policy, fleet, tried, Random(seed), request=ask, pricing=Pricing(INDEX)) for _ in range(2)
+    )
     assert verdict(choice) == verdict(again)
     match choice:
         case Route(at=index):
@@ -226,11 +228,11 @@ def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
 def test_a_session_stays_on_its_replica_while_that_lives(
     policy: Policy, fleet: list[Seen], later: list[Seen], key: int
 ) -> None:
-    ask = Ask(seed=1, tokens=1, key=key, stays=True)
+    ask = RoutingRequest(seed=1, tokens=1, key=key, stays=True)
 
     def of(fleet: list[Seen]) -> str:
         """Where the session is; empty if it has to wait."""
-        choice = choose(policy, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+        choice = choose(policy, fleet, (), Random(1), request=ask, pricing=Pricing(INDEX))
         assert not isinstance(choice, Shed)
         return fleet[choice.at].id if isinstance(choice, Route) else ""
 
@@ -244,8 +246,8 @@ def test_a_session_stays_on_its_replica_while_that_lives(
 
 def test_sessions_are_spread() -> None:
     fleet = [Seen(chr(97 + n), 0, room=9) for n in range(4)]
-    asks = [Ask(seed=1, tokens=1, key=key, stays=True) for key in range(1, 401)]
-    choices = [choose(Policy.CPR, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX)) for ask in asks]
+    asks = [RoutingRequest(seed=1, tokens=1, key=key, stays=True) for key in range(1, 401)]
+    choices = [choose(Policy.CPR, fleet, (), Random(1), request=ask, pricing=Pricing(INDEX)) for ask in asks]
     homes = Counter(choice.at for choice in choices if isinstance(choice, Route))
     assert len(homes) == 4
     assert min(homes.values()) > 60
@@ -291,8 +293,8 @@ def test_every_policy_gives_less_to_a_replica_that_is_slow(policy: Policy, monke
     got: Counter[int] = Counter()
     fleet = [Seen(i, room=100) for i in "ab"]
     for turn in range(1, 61):
-        ask = Ask(seed=turn, tokens=1, key=turn)
-        choice = choose(policy, fleet, (), Random(turn), ask=ask, pricing=Pricing(INDEX))
+        ask = RoutingRequest(seed=turn, tokens=1, key=turn)
+        choice = choose(policy, fleet, (), Random(turn), request=ask, pricing=Pricing(INDEX))
         assert isinstance(choice, Route)
         got[choice.at] += 1
         chosen = fleet[choice.at]
@@ -303,10 +305,10 @@ def test_every_policy_gives_less_to_a_replica_that_is_slow(policy: Policy, monke
 def test_a_session_has_its_home_even_where_its_key_would_lead_elsewhere() -> None:
     fleet = [Seen(chr(97 + n)) for n in range(4)]
     for key in range(1, 9):
-        ask = Ask(seed=1, tokens=1, key=key, stays=True)
+        ask = RoutingRequest(seed=1, tokens=1, key=key, stays=True)
         for home, why in (("", Why.NEW_SESSION), ("c", Why.ITS_SESSION), ("gone", Why.NEW_SESSION)):
             ask.home = home
-            choice = choose(Policy.CPR, fleet, (), Random(1), ask=ask, pricing=Pricing(INDEX))
+            choice = choose(Policy.CPR, fleet, (), Random(1), request=ask, pricing=Pricing(INDEX))
             assert isinstance(choice, Route)
             assert choice.why is why
             assert home != "c" or fleet[choice.at].id == "c"
@@ -314,7 +316,9 @@ def test_a_session_has_its_home_even_where_its_key_would_lead_elsewhere() -> Non
 
 def test_the_only_candidate_has_its_terms_too() -> None:
     fleet = [Seen("a"), Seen("b", load=9, room=9)]
-    choice = choose(Policy.CPR, fleet, (), Random(1), ask=Ask(seed=1, tokens=100), pricing=Pricing(INDEX))
+    choice = choose(
+        Policy.CPR, fleet, (), Random(1), request=RoutingRequest(seed=1, tokens=100), pricing=Pricing(INDEX)
+    )
     assert isinstance(choice, Route)
     assert (choice.why, [term.at for term in choice.terms or ()]) == (Why.ONLY, [0])
 

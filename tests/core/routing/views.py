@@ -5,7 +5,7 @@ from typing import Protocol
 
 from forebay.core import routing
 from forebay.core.model import Policy, ReplicaState
-from forebay.core.routing import Ask, Meter, Pricing, ReplicaView, Route, Shed, Wait
+from forebay.core.routing import Meter, Pricing, ReplicaView, Route, RoutingRequest, Shed, Wait
 from forebay.core.routing.values import Rng
 
 
@@ -43,8 +43,8 @@ def choose(
     tried: Collection[tuple[str, int]],
     rng: Rng,
     *,
-    ask: Ask | None = None,
+    request: RoutingRequest | None = None,
     pricing: Pricing | None = None,
 ) -> Route | Wait | Shed:
     """`forebay.core.routing.choose`."""
-    return routing.choose(policy, [view(each) for each in replicas], tried, rng, ask=ask, pricing=pricing)
+    return routing.choose(policy, [view(each) for each in replicas], tried, rng, request=request, pricing=pricing)

@@ -54,7 +54,7 @@ async def settled(front: Front, won: int, lost: int) -> None:
 
 
 async def hedged(front: Front, one: Worker, two: Worker, then: Callable[[], None]) -> Answer:
-    """Ask, wait until both replicas have the request, do something, and return the answer."""
+    """RoutingRequest, wait until both replicas have the request, do something, and return the answer."""
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(front.ask(ASK))
         await until(lambda: bool(one.requests and two.requests))

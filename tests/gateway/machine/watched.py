@@ -90,18 +90,18 @@ class WatchedLink(Link):
 
         Once that was lost, a hash says where it is: seen here by the first request that could have gone to anybody.
         """
-        if relay.ask is None or not relay.ask.stays:
+        if relay.routing is None or not relay.routing.stays:
             return
         live = [link for link in self.served.links if link.live]
         links = [link for link in live if could_serve(link, relay)]
         allowed = admissible_of(self.served, relay.scheduler.now())
         might = [link.id for link in [x for x in links if x in allowed] or links]
         slots, lost = self.served.slots, self.served.homes.lost
-        slot, losses = slots.get(relay.ask.key, ("", 0))
+        slot, losses = slots.get(relay.routing.key, ("", 0))
         gone = lost(slot) != losses
         assert gone or slot not in might or slot == self.id, "a session has left its replica"
         if len(might) == len(live) if gone else all(link.id != slot for link in live):
-            slots[relay.ask.key] = self.id, lost(self.id)
+            slots[relay.routing.key] = self.id, lost(self.id)
 
     def _is_a_second_attempt(self, hedge: Hedge, first: Relay) -> None:
         """Only what is late, short, and was answered by nobody is sent twice, to two replicas, where nobody waits."""
@@ -150,21 +150,21 @@ def nobody_waits_in_vain(scheduler: "WatchedScheduler", served: Served, now: flo
         return
     held = set()
     for relay in served.waiting:
-        ask = relay.ask
-        kind = relay.revision, relay.tried, ask.key if ask is not None and ask.stays else 0
+        routing = relay.routing
+        kind = relay.revision, relay.tried, routing.key if routing is not None and routing.stays else 0
         if kind in held:
             continue
         choice = scheduler.choose(relay)
         if isinstance(choice, Wait) and choice.why is Why.BEST_FULL:
-            assert ask is not None
-            assert ask.held
-            assert ask.patient
+            assert routing is not None
+            assert routing.held
+            assert routing.patient
             assert not relay.exchange.started
             assert served.routes.policy is Policy.CPR
             held.add(kind)
             continue
         assert not isinstance(choice, Route), f"{relay.request_id!r} waits and could go"
-        if not relay.revision and not (ask is not None and ask.stays):
+        if not relay.revision and not (routing is not None and routing.stays):
             open_to = [link.id for link in served.links if could_take(link, relay) and link.breaker.admits(now)]
             assert not open_to, f"{relay.request_id!r} waits, {open_to} could take it"
 
@@ -239,9 +239,9 @@ class WatchedScheduler(Scheduler):
 
     def place(self, relay: Relay) -> Route | Wait | Shed:
         if relay.session:  # made by chance, but a run must be like the next
-            assert relay.ask is not None
+            assert relay.routing is not None
             relay.session = relay.request_id
-            relay.ask.key = crc32(relay.session)
+            relay.routing.key = crc32(relay.session)
         if relay.ticket.band < Band.BATCH and relay.served.running[Band.BATCH]:
             self.unsettled[relay.served] = None
         return super().place(relay)

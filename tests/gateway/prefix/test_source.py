@@ -11,13 +11,13 @@ from tests.gateway.rig import ROUTES
 from tests.net.rig import run
 
 from forebay.core.model import BlockNews, Policy, Replica, ReplicaState
-from forebay.core.routing import Ask, Source
+from forebay.core.routing import RoutingRequest, Source
 from forebay.gateway.account import Account
 from forebay.gateway.fleet import Link, Served
 from forebay.net.client import Pool
 from forebay.obs.metrics import Metrics
 
-ASK = Ask(seed=0, tokens=450, blocks=(1, 2, 3, 4), block_tokens=100)
+ASK = RoutingRequest(seed=0, tokens=450, blocks=(1, 2, 3, 4), block_tokens=100)
 
 
 def on_loop(check: Callable[[Served, Link], None]) -> None:
@@ -43,7 +43,7 @@ def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected:
         assert link.blocks_seq == 9
         served.pricing.index.note(link.meter.mask, ASK.blocks, 1.0)
         assert served.source(link, ASK, hit_tokens) == expected
-        assert served.source(link, Ask(seed=0, tokens=450, block_tokens=100), hit_tokens) == ""
+        assert served.source(link, RoutingRequest(seed=0, tokens=450, block_tokens=100), hit_tokens) == ""
         assert served.source(link, None, hit_tokens) == ""
 
     on_loop(check)

@@ -16,7 +16,7 @@ from forebay.core.routing.policies import (
     round_robin,
 )
 from forebay.core.routing.pricing import Pricing
-from forebay.core.routing.values import Ask, ReplicaView, Rng, Route, Shed, Wait, Why
+from forebay.core.routing.values import ReplicaView, Rng, Route, RoutingRequest, Shed, Wait, Why
 
 CAPACITY_UNKNOWN: Final = 32
 """Assumed for a replica that reports no capacity: unknown is not zero."""
@@ -41,7 +41,7 @@ class Chooser(Protocol):
         tried: Collection[tuple[str, int]],
         rng: Rng,
         *,
-        ask: Ask | None = None,
+        request: RoutingRequest | None = None,
         pricing: Pricing | None = None,
     ) -> Route | Wait | Shed:
         """Pick a replica."""
@@ -70,12 +70,12 @@ def choose(
     tried: Collection[tuple[str, int]],
     rng: Rng,
     *,
-    ask: Ask | None = None,
+    request: RoutingRequest | None = None,
     pricing: Pricing | None = None,
 ) -> Route | Wait | Shed:
     """Pick a replica. `tried` holds (id, generation) of those that already failed this request.
 
-    `ask` and `pricing` are optional for policies that only count requests; without them, the others do so too.
+    `request` and `pricing` are optional for policies that only count requests; without them, the others do so too.
     """
     ready: list[int] = []
     degraded: list[int] = []
@@ -92,14 +92,14 @@ def choose(
         else:
             (ready if state is _READY else degraded).append(index)
     pool = ready or degraded
-    if ask is not None and ask.stays and (pool or full):
-        return _at_home(replicas, [*ready, *degraded], full, ask)
+    if request is not None and request.stays and (pool or full):
+        return _at_home(replicas, [*ready, *degraded], full, request)
     if pool:
-        if full and policy is _CPR and ask is not None and ask.patient and pricing is not None:
+        if full and policy is _CPR and request is not None and request.patient and pricing is not None:
             awaited = worth_a_wait(replicas, pool, full)
             if awaited:
-                return cheapest_or_wait(replicas, pool, awaited, ask, pricing)
-        return _pick(policy, replicas, pool, rng, ask=ask, pricing=pricing)
+                return cheapest_or_wait(replicas, pool, awaited, request, pricing)
+        return _pick(policy, replicas, pool, rng, request=request, pricing=pricing)
     if full:
         return Wait(Why.FULL)
     if dead or not replicas:  # a restarted replica is a new generation, which was not tried
@@ -107,11 +107,13 @@ def choose(
     return Shed(Code.NO_REPLICA, Why.ALL_TRIED, retry_after_s=1)
 
 
-def _at_home(replicas: Sequence[ReplicaView], free: list[int], full: list[int], ask: Ask) -> Route | Wait:
+def _at_home(
+    replicas: Sequence[ReplicaView], free: list[int], full: list[int], request: RoutingRequest
+) -> Route | Wait:
     for at in (*free, *full):
-        if replicas[at].id == ask.home:
+        if replicas[at].id == request.home:
             return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
-    at = home(replicas, [*free, *full], ask.key)
+    at = home(replicas, [*free, *full], request.key)
     return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.NEW_SESSION)
 
 
@@ -121,18 +123,18 @@ def _pick(
     pool: list[int],
     rng: Rng,
     *,
-    ask: Ask | None,
+    request: RoutingRequest | None,
     pricing: Pricing | None,
 ) -> Route:
-    if len(pool) == 1 and (policy is not _CPR or ask is None or pricing is None):
+    if len(pool) == 1 and (policy is not _CPR or request is None or pricing is None):
         return Route(pool[0], Why.ONLY)
-    if ask is not None and pricing is not None:
+    if request is not None and pricing is not None:
         if policy is _CPR:
-            return cheapest(replicas, pool, ask, pricing)
+            return cheapest(replicas, pool, request, pricing)
         if policy is _PREFIX_AFFINITY:
-            return prefix_affinity(replicas, pool, ask, pricing.index)
+            return prefix_affinity(replicas, pool, request, pricing.index)
         if policy is _CONSISTENT_HASH:
-            return consistent_hash(replicas, pool, ask)
+            return consistent_hash(replicas, pool, request)
     if policy is _ROUND_ROBIN:
         return round_robin(replicas, pool)
     if policy is _P2C:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.routing.pricing import SPREAD_MAX, Pricing
-from forebay.core.routing.values import Ask, ReplicaView, Route, Score, Why
+from forebay.core.routing.values import ReplicaView, Route, RoutingRequest, Score, Why
 
 _LATE: Final = Why.LATE  # looked up once: enum member access is slow
 _CHEAPEST: Final = Why.CHEAPEST
@@ -32,28 +32,30 @@ SCATTER: Final = 0x9E37_79B1
 """2^32 over the golden ratio: a multiplier that spreads similar seeds far apart (Knuth, TAOCP 3, 6.4)."""
 
 
-def cheapest(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, pricing: Pricing) -> Route:
+def cheapest(
+    replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest, pricing: Pricing
+) -> Route:
     """The candidate with the lowest cost; ties are drawn at random, in favour of less loaded replicas.
 
     TTFT budgets are no constraint here: avoiding the replica that has the prompt cached because it would be late
     makes other requests late too.
     """
-    return best_of(scores(replicas, pool, ask, pricing), ask)
+    return best_of(scores(replicas, pool, request, pricing), request)
 
 
-def best_of(terms: list[Score], ask: Ask) -> Route:
+def best_of(terms: list[Score], request: RoutingRequest) -> Route:
     """The scored candidate with the lowest cost; ties are drawn at random."""
     lowest = math.inf
     for score in terms:
         lowest = min(lowest, score.total_s)
     highest = lowest + max(TIE_SHARE * lowest, TIE_S)
     near = [score for score in terms if score.total_s <= highest]
-    best = near[0] if len(near) == 1 else _draw(near, ask.seed)
-    budget_s = ask.ttft_budget_s
+    best = near[0] if len(near) == 1 else _draw(near, request.seed)
+    budget_s = request.ttft_budget_s
     late = budget_s is not None and best.queue_s + best.prefill_s > budget_s
     why = (
         _HELD
-        if ask.held
+        if request.held
         else _ONLY
         if len(terms) == 1
         else _LATE
@@ -65,7 +67,9 @@ def best_of(terms: list[Score], ask: Ask) -> Route:
     return Route(best.at, why, best.hit_tokens, terms)
 
 
-def scores(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, pricing: Pricing) -> list[Score]:
+def scores(
+    replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest, pricing: Pricing
+) -> list[Score]:
     """The cost of each candidate. Waits use the candidate's own speed, the price of new work the mean speed.
 
     Priced at its own speed, work would look expensive on a slow replica even when its cache saves most of it.
@@ -80,11 +84,11 @@ def scores(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, prici
         speeds += speed
         waits_s += meter.queue_tokens / speed
         masks.append(meter.mask)
-    depths = pricing.index.depths(ask.blocks, masks)
+    depths = pricing.index.depths(request.blocks, masks)
     mean = speeds / len(pool)
-    ttft, tpot, work = ask.weights
+    ttft, tpot, work = request.weights
     price, pause = pricing.price(waits_s / len(pool), mean) + work / mean, PAUSE / mean
-    tokens, block_tokens, output_tokens = ask.tokens, ask.block_tokens, ask.output_tokens
+    tokens, block_tokens, output_tokens = request.tokens, request.block_tokens, request.output_tokens
     rows = []
     for n, at in enumerate(pool):
         meter, load = views[n].meter, views[n].load

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.core.routing.cpr import best_of, scores
 from forebay.core.routing.pricing import Pricing
-from forebay.core.routing.values import Ask, ReplicaView, Route, Wait, Why
+from forebay.core.routing.values import ReplicaView, Route, RoutingRequest, Wait, Why
 
 KV_FULL: Final = 0.9
 """Share of the KV memory in use above which queued requests wait for memory rather than for prefill."""
@@ -55,15 +55,19 @@ def worth_a_wait(replicas: Sequence[ReplicaView], pool: Sequence[int], full: Seq
 
 
 def cheapest_or_wait(
-    replicas: Sequence[ReplicaView], pool: Sequence[int], full: Sequence[int], ask: Ask, pricing: Pricing
+    replicas: Sequence[ReplicaView],
+    pool: Sequence[int],
+    full: Sequence[int],
+    request: RoutingRequest,
+    pricing: Pricing,
 ) -> Route | Wait:
     """The cheapest candidate in `pool`, or a wait for one of `full` that is cheaper by more than `SLACK_S`."""
-    terms = scores(replicas, [*pool, *full], ask, pricing)
+    terms = scores(replicas, [*pool, *full], request, pricing)
     open_to, shut = terms[: len(pool)], terms[len(pool) :]
     best = min(shut, key=lambda score: (score.total_s, score.at))
     if min([score.total_s for score in open_to]) > best.total_s + SLACK_S:
         return Wait(Why.BEST_FULL, best.at)
-    route = best_of(open_to, ask)
+    route = best_of(open_to, request)
     route.terms = terms
     return route
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.prefix.index import PrefixIndex
-from forebay.core.routing.values import Ask, ReplicaView, Rng, Route, Why
+from forebay.core.routing.values import ReplicaView, Rng, Route, RoutingRequest, Why
 
 LOAD_BOUND: Final = 1.25
 """How far above the mean load a replica may be and still get a request because of its key or prefix."""
@@ -43,14 +43,14 @@ def p2c(replicas: Sequence[ReplicaView], pool: Sequence[int], rng: Rng) -> Route
     return Route(_idlest(replicas, (pool[first], pool[second + (second >= first)])), Why.FEWER_OF_TWO)
 
 
-def consistent_hash(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask) -> Route:
+def consistent_hash(replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest) -> Route:
     """The same replica for the same key, unless it is loaded far above the mean and all its slots are used.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so adding or removing
     a replica moves only its own keys, and no ring is kept. The load bound is that of consistent hashing with bounded
     loads (Mirrokni, Thorup and Zadimoghaddam 2018). Without a key, prompts with the same first block go together.
     """
-    key = mix(ask.key or (ask.blocks[0] if ask.blocks else ask.seed))
+    key = mix(request.key or (request.blocks[0] if request.blocks else request.seed))
     order = sorted(pool, key=lambda at: mix(key ^ replicas[at].meter.name), reverse=True)
     load_max = math.ceil(LOAD_BOUND * (sum([_load(replicas[at]) for at in pool]) + 1) / len(pool))
     # the least loaded is always below the bound
@@ -64,19 +64,21 @@ def home(replicas: Sequence[ReplicaView], live: Sequence[int], key: int) -> int:
     return max(live, key=lambda at: mix(scattered ^ replicas[at].meter.name))
 
 
-def prefix_affinity(replicas: Sequence[ReplicaView], pool: Sequence[int], ask: Ask, index: PrefixIndex) -> Route:
+def prefix_affinity(
+    replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest, index: PrefixIndex
+) -> Route:
     """The one that has the longest prefix of the prompt cached, if that is most of it and its load is near the
     mean."""
     masks = [replicas[at].meter.mask for at in pool]
-    depths = index.depths(ask.blocks, masks)
+    depths = index.depths(request.blocks, masks)
     longest = max(depths)
-    hit_tokens = min(longest * ask.block_tokens, ask.tokens)
-    if hit_tokens > HIT_SHARE_MIN * ask.tokens:
+    hit_tokens = min(longest * request.block_tokens, request.tokens)
+    if hit_tokens > HIT_SHARE_MIN * request.tokens:
         at = _idlest(replicas, [at for at, depth in zip(pool, depths, strict=True) if depth == longest])
         if _load(replicas[at]) <= LOAD_BOUND * sum([_load(replicas[at]) for at in pool]) / len(pool) + 1:
             return Route(at, Why.LONGEST_PREFIX, hit_tokens)
     at = _idlest(replicas, pool)
-    return Route(at, Why.FEWEST, min(depths[pool.index(at)] * ask.block_tokens, ask.tokens))
+    return Route(at, Why.FEWEST, min(depths[pool.index(at)] * request.block_tokens, request.tokens))
 
 
 def mix(number: int) -> int:

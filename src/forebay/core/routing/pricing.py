@@ -11,7 +11,7 @@ from typing import Final
 from forebay.core.prefix.index import PrefixIndex
 from forebay.core.routing.meter import Charge, Meter
 from forebay.core.routing.speed import Lengths
-from forebay.core.routing.values import Ask, ReplicaView
+from forebay.core.routing.values import ReplicaView, RoutingRequest
 
 PREFILL_TOKENS_PER_S: Final = 2000.0
 """Assumed while no replica's speed is known."""
@@ -109,14 +109,14 @@ class Pricing:
         known = [pace_s for pace_s in paces_s if pace_s]
         return fmean(known) if known else None
 
-    def sent(self, meter: Meter, ask: Ask, hit_tokens: int, streams: bool, now: float) -> Charge:
+    def sent(self, meter: Meter, request: RoutingRequest, hit_tokens: int, streams: bool, now: float) -> Charge:
         """A request was routed: charge its replica, and expect its prompt in that one's prefix cache from now on."""
-        tokens = max(1, ask.tokens - int(meter.trust * hit_tokens))
+        tokens = max(1, request.tokens - int(meter.trust * hit_tokens))
         self._fade(now)
         self._arriving += tokens
         self._asked += 1
         meter.asked_at = self._asked
-        self.index.note(meter.mask, ask.blocks, now)
+        self.index.note(meter.mask, request.blocks, now)
         charge = meter.charge(tokens, hit_tokens, now)
         if not streams:
             meter.watch(charge)

@@ -54,7 +54,7 @@ BATCH: Final = Weights(0.1, 0.015, 1.0)
 """Latency hardly matters: it goes where it causes the least new work."""
 
 
-class Ask:
+class RoutingRequest:
     """What routing knows about a request."""
 
     __slots__ = (

@@ -115,7 +115,7 @@ def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made
     """Pass it to another model, at once or when there is room."""
     endpoint, body, request = made
     relay.chosen, relay.served = found, scheduler.served[found.model]
-    relay.tried, relay.ask, relay.charge, relay.session, relay.side = (), None, None, b"", None
+    relay.tried, relay.routing, relay.charge, relay.session, relay.side = (), None, None, b"", None
     if relay.timer is not None:
         relay.timer.cancel()
         relay.timer = None

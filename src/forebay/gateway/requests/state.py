@@ -7,7 +7,7 @@ from msgspec import Raw
 from forebay.core.admission import Band, Ticket
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Refusal
-from forebay.core.routing import Ask, Charge, Route
+from forebay.core.routing import Charge, Route, RoutingRequest
 from forebay.gateway.account import UNREPORTED, Tokens
 from forebay.net.server import Exchange
 from forebay.wire.records import Attempt
@@ -56,7 +56,7 @@ class RequestState:
     admitted: "Admitted | None" = None
 
     # where it may go
-    ask: Ask | None = None
+    routing: RoutingRequest | None = None
     chosen: Chosen | None = None
     asked = ""
     """The model name in the request, if a different model serves it."""

@@ -161,7 +161,7 @@ def _side_for(relay: "Relay", split: Split) -> Side:
         return Side(split.rollout, STABLE, stays=True, tells=False)
     endpoint = ENDPOINTS.get(relay.path.encode())
     works = endpoint.runs if endpoint is not None else relay.request.startswith(b"POST ")
-    by_caller = split.sticky is Sticky.CALLER or (relay.ask is not None and relay.ask.stays)
+    by_caller = split.sticky is Sticky.CALLER or (relay.routing is not None and relay.routing.stays)
     key = _caller(relay) if by_caller else relay.request_id.decode("latin-1")
     return Side(split.rollout, side_of(key, split.rollout, split.share), stays=False, tells=works)
 

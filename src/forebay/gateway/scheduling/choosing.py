@@ -24,27 +24,27 @@ def among(
     served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
         tried = (*tried, *of_other_revisions(served.links, relay.revision))
-    policy, ask, pricing = served.routes.policy, relay.ask, served.pricing
+    policy, routing, pricing = served.routes.policy, relay.routing, served.pricing
     links: Sequence[ReplicaView] = served.links
     taken: list[tuple[str, int]] = []
     if relay.slotless:
         links = [BandView(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]
     elif band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
         links = served.seen_by(band, scheduler.now())
-        if band < BATCH and not (ask is not None and ask.stays):
+        if band < BATCH and not (routing is not None and routing.stays):
             taken = served.full_for_urgent()
     if served.troubled:
         live = [link for link in served.links if link.live]
         allowed = admissible([link.breaker for link in live], scheduler.now())
         shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
         if shut:
-            choice = chooser(policy, links, (*tried, *shut, *taken), rng, ask=ask, pricing=pricing)
+            choice = chooser(policy, links, (*tried, *shut, *taken), rng, request=routing, pricing=pricing)
             if taken and not isinstance(choice, Route):
-                choice = chooser(policy, links, (*tried, *shut), rng, ask=ask, pricing=pricing)
+                choice = chooser(policy, links, (*tried, *shut), rng, request=routing, pricing=pricing)
             if sound or not isinstance(choice, Shed):
                 return choice
     if taken:
-        choice = chooser(policy, links, (*tried, *taken), rng, ask=ask, pricing=pricing)
+        choice = chooser(policy, links, (*tried, *taken), rng, request=routing, pricing=pricing)
         if isinstance(choice, Route):
             return choice
-    return chooser(policy, links, tried, rng, ask=ask, pricing=pricing)
+    return chooser(policy, links, tried, rng, request=routing, pricing=pricing)

@@ -32,7 +32,7 @@ class Hedge(Relay):
         first.exchange.on_disconnect = first.client_gone
         self.first = first
         self.request = first.request
-        self.ask = first.ask
+        self.routing = first.routing
         self.revision = first.revision or (link.revision if first.side is not None else "")
         self.queued_s = first.queued_s
         self.tried = (*first.tried, (link.id, link.generation))

@@ -14,8 +14,8 @@ LOOK_MAX: Final = 64
 
 def hold(scheduler: "Scheduler", relay: "Relay", choice: Wait) -> Route | Wait | Shed:
     """Let a request wait for the replica that `choice` names, if it may; else choose again without waiting."""
-    served, ask, now = relay.served, relay.ask, scheduler.now()
-    assert ask is not None
+    served, routing, now = relay.served, relay.routing, scheduler.now()
+    assert routing is not None
     waiting = served.waiting
     has_a_place = len(waiting) < waiting.size_max or waiting.band(relay) is not None
     in_time = may_wait(relay.began, relay.ticket.last, now)
@@ -23,9 +23,9 @@ def hold(scheduler: "Scheduler", relay: "Relay", choice: Wait) -> Route | Wait |
         link = served.links[choice.at]
         if link.awaited_at is None:
             link.awaited_at = now
-        ask.held = True
+        routing.held = True
         return choice
-    ask.patient = False
+    routing.patient = False
     return scheduler.choose(relay)
 
 
@@ -33,5 +33,5 @@ def overtakes(relay: "Relay") -> bool:
     """Whether a new request would overtake a more urgent one that is held, and there is room in the queue."""
     waiting = relay.served.waiting
     first = next(iter(waiting))
-    held = first.ask is not None and first.ask.held
+    held = first.routing is not None and first.routing.held
     return held and first.ticket.band < relay.ticket.band and len(waiting) < waiting.size_max

@@ -98,10 +98,10 @@ class Scheduler:
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
         """Choose a replica."""
-        served, ask = relay.served, relay.ask
-        if ask is not None and ask.stays:  # looked up now: its session may have moved while it was queued
+        served, routing = relay.served, relay.routing
+        if routing is not None and routing.stays:  # looked up now: its session may have moved while it was queued
             served.homes.look(served.links)
-            ask.home = served.homes.find(ask.key)
+            routing.home = served.homes.find(routing.key)
         split = served.split
         if split is None or relay.revision:
             return among(self, relay, relay.tried)
@@ -117,7 +117,7 @@ class Scheduler:
         if self.log.records:
             relay.candidates = entries.candidates(links, route)  # loads as the choice saw them
             relay.report_age_s = now - link.heard_at
-            relay.hit = served.source(link, relay.ask, route.hit_tokens)
+            relay.hit = served.source(link, relay.routing, route.hit_tokens)
         self._turn += 1
         link.begin_attempt(relay, self._turn)
         served.running[relay.ticket.band] += 1
@@ -125,10 +125,10 @@ class Scheduler:
         relay.route = route
         relay.since = now
         relay.mark = link.breaker.begin(now)
-        if relay.ask is not None:
-            relay.charge = served.pricing.sent(link.meter, relay.ask, route.hit_tokens, relay.streams, now)
-            if relay.ask.stays:
-                served.homes.settle(relay.ask.key, link.id)
+        if relay.routing is not None:
+            relay.charge = served.pricing.sent(link.meter, relay.routing, route.hit_tokens, relay.streams, now)
+            if relay.routing.stays:
+                served.homes.settle(relay.routing.key, link.id)
         if served.split is not None:
             sent(self, relay, link, served.split)
         if relay.hedge_after_s:
@@ -163,8 +163,8 @@ class Scheduler:
         """
         waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
-            ask, tried, revision, ticket = relay.ask, relay.tried, relay.revision, relay.ticket
-            kind = (revision, tried, ask.key if ask is not None and ask.stays else 0, kind_of(relay))
+            routing, tried, revision, ticket = relay.routing, relay.tried, relay.revision, relay.ticket
+            kind = (revision, tried, routing.key if routing is not None and routing.stays else 0, kind_of(relay))
             held = stuck.get(kind)
             if held is not None:
                 left -= held

@@ -8,7 +8,7 @@ from random import Random
 
 from forebay.core.errors import Code
 from forebay.core.model import Policy
-from forebay.core.routing import Ask, Pricing, ReplicaView, Rng, Route, Shed, Wait, Why
+from forebay.core.routing import Pricing, ReplicaView, Rng, Route, RoutingRequest, Shed, Wait, Why
 from forebay.sim.engine import Job, Replica
 from forebay.sim.replay.node import Node
 from forebay.sim.rivals.table import Row
@@ -55,7 +55,7 @@ class Borrowed:
         tried: Collection[tuple[str, int]],
         rng: Rng,
         *,
-        ask: Ask | None = None,
+        request: RoutingRequest | None = None,
         pricing: Pricing | None = None,
     ) -> Route | Wait | Shed:
         """Replaces `core.routing.choose`."""
