@@ -89,7 +89,7 @@ COMPILED = (
     "net/reading/reader.py",
     "obs/clock.py",
     "obs/metrics.py",
-    "wire/apis/wanted.py",
+    "wire/apis/request_fields.py",
     "wire/http1.py",
     "wire/http2/*.py",
     "wire/oip/fields.py",

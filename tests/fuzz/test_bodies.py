@@ -17,7 +17,7 @@ from forebay.gateway.asking import expected_tokens, routing_of
 from forebay.gateway.dispatch.dispatching import renamed
 from forebay.wire import openai_request
 from forebay.wire.apis import messages_request, responses_request, tokens
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.request_fields import request_fields
 from forebay.wire.errors import error_body
 from forebay.wire.openai_fields import Reader, decode, shape_of
 
@@ -118,7 +118,7 @@ ROUTES = ModelRoutes("m", Task.CHAT, Policy.CPR, "r", 8, 10.0)
 
 @given(bodies)
 def test_the_gateway_reads_of_any_body_what_it_wants_or_refuses_it(body: bytes) -> None:
-    request = survives(wanted, body, Refusal)
+    request = survives(request_fields, body, Refusal)
     if request is None:
         return
     lengths = Lengths()
@@ -130,12 +130,12 @@ def test_the_gateway_reads_of_any_body_what_it_wants_or_refuses_it(body: bytes) 
 
 @given(bodies, st.text(min_size=1, max_size=20).filter(lambda name: re.search("[\ud800-\udfff]", name) is None))
 def test_another_model_in_a_body_changes_nothing_else(body: bytes, model: str) -> None:
-    request = survives(wanted, body, Refusal)
+    request = survives(request_fields, body, Refusal)
     if request is None:
         return
     changed = survives(lambda data: renamed(data, model), body, Refusal)
     if changed is not None:
-        assert wanted(changed).model == model
+        assert request_fields(changed).model == model
         before, after = survives(decode, body, Refusal), survives(decode, changed, Refusal)
         if before is not None:
             assert after == {**before, "model": model}

@@ -15,7 +15,7 @@ from forebay.gateway.asking import make_ticket, session_of
 from forebay.gateway.dispatch.dispatching import Dispatcher
 from forebay.gateway.tenancy import credential
 from forebay.net.exchange import Exchange
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.request_fields import request_fields
 from forebay.wire.documents import UNREADABLE
 from forebay.worker.preflight import cut_body
 
@@ -84,7 +84,7 @@ def test_any_snapshot_and_headers_choose_a_model_of_the_snapshot(
     dispatcher.take_over(snapshot)
     known = {model.name for model in snapshot.models}
     for name in sorted({"a", "x", "y", "auto", "a@r", "@", "nobody", *dispatcher.names}):
-        asked = wanted(encoded({"model": name, "messages": []}))
+        asked = request_fields(encoded({"model": name, "messages": []}))
         for task in Task:
             chosen = survives(
                 lambda _, asked=asked, task=task: dispatcher.resolve(asked, request, task, {}), b"", Refusal

@@ -33,7 +33,7 @@ from forebay.gateway.fleet import Link, Served
 from forebay.net.client import Pool
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.request_fields import request_fields
 
 CPR = replace(ROUTES, policy=Policy.CPR)
 UP = 'forebay_replica_up{model="chat",replica="chat-%d"}'
@@ -45,7 +45,9 @@ def asked(body: bytes, **more: Any) -> Any:
     fields = more.pop("fields", {})
     exchange = lone(b"POST", b"/", fields)
     routes = replace(ROUTES, task=more.pop("task", Task.CHAT))
-    return routing_of(wanted(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes))
+    return routing_of(
+        request_fields(body), b"req-1", routes=routes, lengths=Lengths(), session=session_of(exchange, routes)
+    )
 
 
 def conversation(*turns: str, **more: Any) -> bytes:

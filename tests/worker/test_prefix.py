@@ -11,7 +11,7 @@ from tests.worker.rig import Worker, until, worker
 
 from forebay.core.model import BlockNews, LoadReport
 from forebay.core.prefix.blocks import blocks
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.request_fields import request_fields
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def post(of: Worker, path: str, fields: dict[str, Any], **headers: str) -> tuple
     headers["content-type"] = "application/json"
     answer = of.http.post(f"{of.url}{path}", content=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    return blocks(wanted(body).text, "m")
+    return blocks(request_fields(body).text, "m")
 
 
 @pytest.mark.parametrize(("path", "fields"), BODIES.values(), ids=BODIES)
@@ -76,7 +76,7 @@ def test_a_continued_stream_is_known_by_its_prompt(shared: Worker) -> None:
     seam = {"x-forebay-continue": "chatcmpl-1,1,4", "x-forebay-gateway": "1"}
     answer = shared.http.post(f"{shared.url}/v1/chat/completions", content=body + b" the", headers=seam)
     assert answer.status_code == 200
-    assert set(blocks(wanted(body).text, "m")) <= set(all_held(shared).stored)
+    assert set(blocks(request_fields(body).text, "m")) <= set(all_held(shared).stored)
 
 
 def test_the_tokens_of_a_known_beginning_are_reported_as_cached(shared: Worker) -> None:

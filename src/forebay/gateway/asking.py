@@ -19,7 +19,7 @@ from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Tenant, contains_key
 from forebay.net.server import Exchange
 from forebay.obs.clock import random_hex
-from forebay.wire.apis.wanted import Wanted
+from forebay.wire.apis.request_fields import RequestFields
 
 if TYPE_CHECKING:
     from forebay.gateway.dispatch.endpoints import Endpoint
@@ -111,12 +111,12 @@ def address_of(text: str) -> Address | None:
     return address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
 
 
-def expected_tokens(request: Wanted, lengths: Lengths) -> float:
+def expected_tokens(request: RequestFields, lengths: Lengths) -> float:
     """Expected tokens of prompt and completion together."""
     return lengths.tokens(len(request.text) or 1) + _answer_tokens(request, lengths)
 
 
-def most_tokens(request: Wanted, lengths: Lengths, tenant: Tenant) -> int:
+def most_tokens(request: RequestFields, lengths: Lengths, tenant: Tenant) -> int:
     """Tokens to reserve: the prompt, plus the longest completion that the request allows, else about the longest that
     its tenant got recently, capped by the tenant's limits: only a limit set by the client itself may exceed those."""
     prompt = lengths.tokens(request.text_bytes)
@@ -127,7 +127,7 @@ def most_tokens(request: Wanted, lengths: Lengths, tenant: Tenant) -> int:
     return max(prompt, min(most, limits.tokens_per_min or most, limits.tokens_per_day or most))
 
 
-def _answer_tokens(request: Wanted, lengths: Lengths) -> float:
+def _answer_tokens(request: RequestFields, lengths: Lengths) -> float:
     usual = lengths.output_tokens
     return min(usual, float(request.limit)) if request.limit else usual
 
@@ -162,7 +162,7 @@ def make_ticket(
 
 
 def routing_of(
-    request: Wanted,
+    request: RequestFields,
     request_id: bytes,
     *,
     routes: ModelRoutes,
@@ -186,11 +186,11 @@ def routing_of(
     )
 
 
-def prepare(relay: "Relay", request: Wanted, body: bytes, endpoint: "Endpoint") -> None:
+def prepare(relay: "Relay", request: RequestFields, body: bytes, endpoint: "Endpoint") -> None:
     """Build the upstream request and the inputs of routing."""
     routes, lengths, id = relay.served.routes, relay.served.lengths, relay.request_id
     if not endpoint.runs:  # no prefill into the cache, and no tokens to account for
-        relay.slotless, request = True, Wanted(request.model)
+        relay.slotless, request = True, RequestFields(request.model)
     sequence = b""
     if endpoint.task is _TENSOR:
         relay.plain = True

@@ -17,7 +17,7 @@ from forebay.gateway.tenancy import AccessControl, Admitted, DeniedRefusal, cred
 from forebay.net.server import Exchange
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
-from forebay.wire.apis.wanted import CODING, Wanted, coded, wanted
+from forebay.wire.apis.request_fields import CODING, RequestFields, coded, request_fields
 from forebay.wire.errors import error_body, id_headers
 
 _TENSOR: Final = Task.TENSOR  # looked up once: access to enum members is slow
@@ -53,7 +53,7 @@ class Gateway:
         try:
             caller = self._identify(exchange, began)
             tenant = caller.tenant if caller is not None else ANONYMOUS
-            request = wanted(body) if endpoint.task is not _TENSOR else read(endpoint, exchange, body)
+            request = request_fields(body) if endpoint.task is not _TENSOR else read(endpoint, exchange, body)
             asked = request.model
             if asked not in self.dispatcher.plain:
                 chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self.served, tenant)
@@ -134,7 +134,7 @@ class Gateway:
             raise DeniedRefusal(verdict)
         return verdict
 
-    def _admit(self, caller: Granted, request: Wanted, asked: str, tokens: int) -> Admitted:
+    def _admit(self, caller: Granted, request: RequestFields, asked: str, tokens: int) -> Admitted:
         """Check allow-list and limits, before the response reveals anything about models. Raises `Refusal`."""
         assert self.access is not None
         verdict = self.access.admit(caller, request.model, tokens, request.stream is True, self.now(), asked=asked)

@@ -17,10 +17,10 @@ from forebay.obs.metrics import CONTENT_TYPE
 from forebay.wire import openai_request as wire
 from forebay.wire.apis.messages_answer import MessagesAnswer
 from forebay.wire.apis.messages_request import parse_count, parse_messages
+from forebay.wire.apis.request_fields import prompt_text
 from forebay.wire.apis.responses_answer import ResponsesAnswer
 from forebay.wire.apis.responses_request import parse_responses
 from forebay.wire.apis.tokens import parse_detokenize, parse_tokenize
-from forebay.wire.apis.wanted import prompt_text
 from forebay.wire.errors import MESSAGES, RESPONSES, error_body
 from forebay.wire.http1 import JSON, TEXT
 from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head

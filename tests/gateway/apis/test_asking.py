@@ -11,14 +11,14 @@ from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Quota, Tenant
 from forebay.gateway.asking import expected_tokens, most_tokens
-from forebay.wire.apis.wanted import prompt_text, wanted
+from forebay.wire.apis.request_fields import prompt_text, request_fields
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 _encode = msgspec.json.encode
 
 
 def text(**fields: Any) -> bytes:
-    return bytes(wanted(_encode({"model": "m"} | fields)).text)
+    return bytes(request_fields(_encode({"model": "m"} | fields)).text)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_prompt_is_as_long_as_its_parts(first: str, second: str, message: bool
 def test_prompts_that_begin_alike_share_their_blocks_until_they_part() -> None:
     def hashes(first: str, last: str) -> tuple[int, ...]:
         body = {"model": "m", "messages": [{"role": "user", "content": last}], "system": first}
-        return blocks(wanted(_encode(body)).text, "m")
+        return blocks(request_fields(_encode(body)).text, "m")
 
     long = "x" * 4 * BLOCK_BYTES
     one, other = hashes(long, "a" * BLOCK_BYTES), hashes(long, "b" * BLOCK_BYTES)
@@ -65,8 +65,8 @@ def test_prompts_that_begin_alike_share_their_blocks_until_they_part() -> None:
 @pytest.mark.parametrize(("limit", "counts"), [(7, True), (10**9, False), (-1, False), (1.5, False), (None, False)])
 def test_the_longest_answer_that_is_asked_for_counts(name: str, limit: Any, counts: bool) -> None:
     lengths = Lengths()
-    plain = expected_tokens(wanted(_encode({"model": "m", "input": "x" * 400})), lengths)
-    asked = expected_tokens(wanted(_encode({"model": "m", "input": "x" * 400, name: limit})), lengths)
+    plain = expected_tokens(request_fields(_encode({"model": "m", "input": "x" * 400})), lengths)
+    asked = expected_tokens(request_fields(_encode({"model": "m", "input": "x" * 400, name: limit})), lengths)
     assert asked == (plain - lengths.output_tokens + 7 if counts else plain)
     assert plain > lengths.output_tokens
 
@@ -85,18 +85,20 @@ def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
     ]  # fmt: skip
     assert 700 < lengths.longest_tokens("team") <= 900
     for more, answer in cases:
-        assert most_tokens(wanted(_encode({**plain, **more})), lengths, team) == lengths.tokens(400) + answer
+        assert most_tokens(request_fields(_encode({**plain, **more})), lengths, team) == lengths.tokens(400) + answer
     assert lengths.longest_tokens("other") == 256, "the long answers of one tenant are nothing to another"
-    assert most_tokens(wanted(_encode(plain)), lengths, small) == 500, "no more than its limits let in at all"
-    asked = wanted(_encode({**plain, "max_tokens": 5000}))
+    assert most_tokens(request_fields(_encode(plain)), lengths, small) == 500, "no more than its limits let in at all"
+    asked = request_fields(_encode({**plain, "max_tokens": 5000}))
     assert most_tokens(asked, lengths, small) > 5000, "but for what it asks for itself"
-    assert most_tokens(wanted(_encode({**plain, "input": "x" * 9998})), lengths, small) == lengths.tokens(10_000)
+    assert most_tokens(request_fields(_encode({**plain, "input": "x" * 9998})), lengths, small) == lengths.tokens(
+        10_000
+    )
 
 
 def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:
     lengths = Lengths()
     inside = {"model": "m", "messages": [{"role": "system", "content": "s" * 9000}, *MESSAGES]}
     outside = {"model": "m", "messages": MESSAGES, "system": "s" * 9000}
-    assert expected_tokens(wanted(_encode(inside)), lengths) == pytest.approx(
-        expected_tokens(wanted(_encode(outside)), lengths), rel=0.01
+    assert expected_tokens(request_fields(_encode(inside)), lengths) == pytest.approx(
+        expected_tokens(request_fields(_encode(outside)), lengths), rel=0.01
     )

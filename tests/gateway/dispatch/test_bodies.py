@@ -16,7 +16,7 @@ from forebay.gateway.account import Account
 from forebay.gateway.dispatch.dispatching import Dispatcher, renamed
 from forebay.gateway.fleet import Served
 from forebay.obs.metrics import Metrics
-from forebay.wire.apis.wanted import wanted
+from forebay.wire.apis.request_fields import request_fields
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ from forebay.wire.apis.wanted import wanted
 )  # fmt: skip
 def test_only_the_name_of_the_model_changes(body: bytes, expected: bytes) -> None:
     assert renamed(body, "new") == expected
-    assert wanted(expected).model == "new"
+    assert request_fields(expected).model == "new"
 
 
 def test_a_body_whose_keys_are_no_text_is_refused() -> None:
     body = b'{"model":"a","\xff":1}'
-    assert wanted(body).model == "a"
+    assert request_fields(body).model == "a"
     with pytest.raises(Refusal) as caught:
         renamed(body, "new")
     assert caught.value.code is Code.INVALID_JSON
@@ -61,7 +61,7 @@ def test_any_other_field_is_read_as_before(
     whole = {**fields, "model": name}
     try:
         body = json.dumps(whole, ensure_ascii=ascii_only, indent=indent).encode()
-        wanted(body)
+        request_fields(body)
     except (UnicodeEncodeError, Refusal):  # a lone surrogate, or a field of a wrong type: refused in any case
         return
     after = json.loads(renamed(body, "new"))
@@ -80,7 +80,7 @@ def test_rules_go_by_the_lengths_that_were_learned_of_the_model() -> None:
     rules = (Rule("auto", "small", when=When(prompt_tokens_max=500)), Rule("auto", "big"))
     dispatcher.take_over(Snapshot(1, MODELS, Dispatch({}, rules)))
     served = Served(MODELS[1], Account(Metrics(), "small"))
-    request = wanted(msgspec.json.encode({"model": "auto", "prompt": "word " * 1000}))
+    request = request_fields(msgspec.json.encode({"model": "auto", "prompt": "word " * 1000}))
     for learned, goes_to in ((False, "big"), (True, "small")):
         if learned:
             for _ in range(50):
@@ -98,7 +98,7 @@ def asked(name: str, rule: When, prompt: str = "x", tenant: str = "t", **headers
     fields = {key.replace("_", "-").encode(): value for key, value in headers.items()}
     exchange = lone(b"POST", b"/", fields)
     body = msgspec.json.encode({"model": name, "prompt": prompt})
-    chosen = dispatcher.resolve(wanted(body), exchange, Task.CHAT, {}, Tenant(tenant))
+    chosen = dispatcher.resolve(request_fields(body), exchange, Task.CHAT, {}, Tenant(tenant))
     return chosen.model if chosen is not None else None
 
 

@@ -9,7 +9,7 @@ from tests.gateway.machine.voices import MESSAGES, NOISE, RESPONSES, Voice
 
 from forebay.core.model import BlockNews, LoadReport, Replica, ReplicaState
 from forebay.core.prefix.blocks import blocks
-from forebay.wire.apis.wanted import prompt_text
+from forebay.wire.apis.request_fields import prompt_text
 
 NEW, HALF, STREAM, SAID = "new", "half", "stream", "said"
 """Nothing was answered yet; it stops in the middle of something; events come; only the trailers are to come."""

@@ -15,7 +15,7 @@ from forebay.core.model import BlockNews, Policy
 from forebay.core.prefix.blocks import CHANGES_MAX, blocks
 from forebay.core.prefix.journal import Journal
 from forebay.net.server import Exchange
-from forebay.wire.apis.wanted import prompt_text
+from forebay.wire.apis.request_fields import prompt_text
 
 LONG = "The history of the river and of all its mills. " * 60
 AFFINITY = replace(ROUTES, policy=Policy.PREFIX_AFFINITY)

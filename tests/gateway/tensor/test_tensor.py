@@ -342,7 +342,7 @@ def test_whatever_comes_is_read_or_refused(target: bytes, body: bytes, kind: byt
     endpoint = tensor.find(request)
     assert endpoint is not None
     with contextlib.suppress(Refusal):
-        assert bytes(tensor.wanted(endpoint, request, body).text) == body
+        assert bytes(tensor.request_fields(endpoint, request, body).text) == body
 
 
 def test_a_model_of_another_task_is_refused_with_what_the_endpoint_needs(tmp_path: Path) -> None:

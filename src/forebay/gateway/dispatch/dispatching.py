@@ -22,7 +22,7 @@ from forebay.gateway.fleet import Link, Served
 from forebay.gateway.tenancy import DeniedRefusal, forbidden
 from forebay.gateway.tensor import requests as tensor
 from forebay.net.server import Exchange
-from forebay.wire.apis.wanted import Wanted, wanted
+from forebay.wire.apis.request_fields import RequestFields, request_fields
 from forebay.wire.documents import UNREADABLE
 
 BUDGET: Final = b"x-forebay-budget-ms"
@@ -64,7 +64,7 @@ class Dispatcher:
 
     def resolve(
         self,
-        request: Wanted,
+        request: RequestFields,
         exchange: Exchange,
         task: Task,
         served: Mapping[str, Served],
@@ -178,9 +178,9 @@ def addressed(endpoint: Endpoint, exchange: Exchange, body: bytes, model: str) -
     return endpoint, renamed(body, model) if form is None else form
 
 
-def read(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
+def read(endpoint: Endpoint, exchange: Exchange, body: bytes) -> RequestFields:
     """Parse what routing needs of a request. Raises `Refusal`."""
-    return wanted(body) if endpoint.task is not _TENSOR else tensor.wanted(endpoint, exchange, body)
+    return request_fields(body) if endpoint.task is not _TENSOR else tensor.request_fields(endpoint, exchange, body)
 
 
 def renamed(body: bytes, model: str) -> bytes:
@@ -194,7 +194,9 @@ def renamed(body: bytes, model: str) -> bytes:
         raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {error}.") from None
 
 
-def _facts(table: Table, request: Wanted, exchange: Exchange, task: Task, tenant: Tenant, *, tokens: int) -> Facts:
+def _facts(
+    table: Table, request: RequestFields, exchange: Exchange, task: Task, tenant: Tenant, *, tokens: int
+) -> Facts:
     found = ((name, exchange.header(name.encode())) for name in table.headers)
     return Facts(
         name=request.model,

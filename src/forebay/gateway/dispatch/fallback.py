@@ -13,7 +13,7 @@ from forebay.gateway.asking import prepare
 from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.tensor import requests as tensor
-from forebay.wire.apis.wanted import Wanted
+from forebay.wire.apis.request_fields import RequestFields
 from forebay.wire.records import Attempt
 
 TOKEN_IDS: Final = re.compile(rb"\s*\[[\s\[]*[0-9]")
@@ -21,7 +21,7 @@ TOKEN_IDS: Final = re.compile(rb"\s*\[[\s\[]*[0-9]")
 UNABLE: Final = frozenset({Code.CONTEXT_LENGTH_EXCEEDED.value, Code.UNSUPPORTED_PARAMETER.value})
 """Errors that depend on the model: another one may well serve the request."""
 
-Made = tuple[Endpoint, bytes, Wanted]
+Made = tuple[Endpoint, bytes, RequestFields]
 """A request rewritten for another model."""
 
 if TYPE_CHECKING:

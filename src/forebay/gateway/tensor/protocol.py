@@ -21,9 +21,7 @@ SERVER: Final = msgspec.json.encode({"name": "forebay", "version": __version__, 
 FIXED: Final = (
     "Models cannot be loaded or unloaded through a gateway: change the cluster file and run `forebay reload`."
 )
-ONE_SERVER: Final = (
-    "This concerns a single model server, and a gateway fronts several. Ask a model server itself."
-)
+ONE_SERVER: Final = "This concerns a single model server, and a gateway fronts several. Ask a model server itself."
 ALONE: Final = ("/v2/systemsharedmemory", "/v2/cudasharedmemory", "/v2/logging", "/v2/trace", "/v2/models/stats")
 
 Answer = tuple[int, http1.Headers, bytes]

@@ -11,7 +11,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
-from forebay.wire.apis.wanted import FIELD, Wanted
+from forebay.wire.apis.request_fields import FIELD, RequestFields
 from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
 
@@ -92,7 +92,7 @@ def find(exchange: Exchange, model: str = "") -> Endpoint | None:
     return Endpoint(path.decode("latin-1"), Task.TENSOR, head, False, method is POST, method, named)
 
 
-def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
+def request_fields(endpoint: Endpoint, exchange: Exchange, body: bytes) -> RequestFields:
     """What routing needs of a request; its text is the whole body, its tokens are estimated from the textual part.
 
     Raises `Refusal` if it names no model.
@@ -102,7 +102,7 @@ def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
         streams = endpoint.path.endswith("/generate_stream")
         sequence = _sequence_of(exchange, body)
         size = 0 if any(exchange.header(name) is not None for name in PACKED) or _is_raw(exchange) else len(body)
-        return Wanted(endpoint.model, text, stream=streams, sequence=sequence, choices=0, text_bytes=size)
+        return RequestFields(endpoint.model, text, stream=streams, sequence=sequence, choices=0, text_bytes=size)
     kind = exchange.header(b"content-type") or b""
     if _is_form(kind):
         places = find_fields(kind, body, (b"model", b"stream"))
@@ -111,7 +111,7 @@ def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
         values = {name: body[place.start : place.end] for name, place in places.items()}
         stream = values.get(b"stream", b"").lower() in (b"true", b"1")
         name = values[b"model"].decode("utf-8", "replace")
-        return Wanted(name, text, stream=stream, choices=0, text_bytes=0)
+        return RequestFields(name, text, stream=stream, choices=0, text_bytes=0)
     try:
         named = _named(body)
     except msgspec.ValidationError as error:
@@ -120,7 +120,7 @@ def wanted(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Wanted:
     except UNREADABLE as error:
         raise Refusal(Code.INVALID_JSON, f"The body is not valid JSON: {unreadable(body, error)}.") from None
     size = len(named.query) + len(named.documents) + len(named.input)
-    return Wanted(named.model, text, stream=named.stream is True, choices=0, text_bytes=size)
+    return RequestFields(named.model, text, stream=named.stream is True, choices=0, text_bytes=size)
 
 
 def form_renamed(exchange: Exchange, body: bytes, model: str) -> bytes | None:

@@ -21,7 +21,7 @@ CODING_CHARS_MAX: Final = 32
 FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
 
-class Wanted:
+class RequestFields:
     """What routing needs from a body. The replica validates all fields, including these.
 
     `text`: the JSON of the prompt. `limit`: the most output tokens; 0 if absent, or not a number that a replica
@@ -55,7 +55,7 @@ _decode = msgspec.json.Decoder(Fields).decode
 _decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 
-def wanted(body: bytes) -> Wanted:
+def request_fields(body: bytes) -> RequestFields:
     """Parse a body. Raises `Refusal`."""
     try:
         fields = _decode(body)
@@ -70,7 +70,7 @@ def wanted(body: bytes) -> Wanted:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
     limit = _number(fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens)
     choices = max(1, _number(fields.n), _number(fields.best_of))
-    return Wanted(fields.model, _text(fields), stream=fields.stream is True, limit=limit, choices=choices)
+    return RequestFields(fields.model, _text(fields), stream=fields.stream is True, limit=limit, choices=choices)
 
 
 def coded(refusal: Refusal, coding: bytes | None) -> Refusal:
