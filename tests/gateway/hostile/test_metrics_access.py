@@ -79,6 +79,7 @@ def test_readiness_names_models_only_to_those_who_may_read_metrics(tmp_path: Pat
     run(main())
 
 
+@pytest.mark.interpreted  # with a stand-in for the exchange
 @pytest.mark.parametrize(
     ("peer", "header", "local"),
     [

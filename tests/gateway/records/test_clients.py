@@ -15,6 +15,7 @@ from forebay.gateway.asking import HOPS_MAX, Clients
 INSIDE = ("10.0.0.0/8", "127.0.0.1", "fd00::/8")
 
 
+@pytest.mark.interpreted  # with a stand-in for the exchange
 @pytest.mark.parametrize(
     ("peer", "header", "client"),
     [
