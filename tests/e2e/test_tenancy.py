@@ -37,7 +37,7 @@ def ask(cluster: Cluster, key: str) -> int:
     return httpx.post(f"{cluster.url}/v1/chat/completions", json=body, headers=headers, timeout=30).status_code
 
 
-def test_two_gateways_keep_one_limit_and_a_revoked_key_stops(tmp_path: Path) -> None:
+def test_two_gateways_keep_one_limit_until_it_is_removed_and_a_revoked_key_stops(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     ports = write_file(path, "tenancy", [MODEL], processes=2, auth="keys")
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"tenants": [TEAM]}))
@@ -58,6 +58,13 @@ def test_two_gateways_keep_one_limit_and_a_revoked_key_stops(tmp_path: Path) -> 
         statuses += [ask(cluster, key) for _ in range(LIMIT * 2)]
         assert {200, 429} <= set(statuses) <= {200, 401, 429}
         assert LIMIT // 2 <= statuses.count(200) <= LIMIT
+
+        gateways = [(row["id"], row["pid"]) for row in cluster.status()["gateways"]]
+        document = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump(document | {"tenants": [TEAM | {"limits": {}}]}))
+        assert "replaced" not in forebay(cluster, "reload")
+        wait_for("no limit any more", lambda: [ask(cluster, key) for _ in range(8)] == [200] * 8, 20)
+        assert [(row["id"], row["pid"]) for row in cluster.status()["gateways"]] == gateways
 
         rows = json.loads(forebay(cluster, "keys", "list", "--json"))  # those of earlier runs too
         (id,) = (row["id"] for row in rows if key.startswith(f"fb-{row['id']}-"))
