@@ -21,6 +21,7 @@ from tests.gateway.records.rig import (
 )  # fmt: skip
 
 from forebay.core.model import RecordsSpec
+from forebay.core.tenancy import ENTROPY_BYTES, mint
 from forebay.gateway.records import audit
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
@@ -58,12 +59,16 @@ def test_only_the_owner_may_read_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompts", [False, True])
 def test_prompts_are_stored_only_if_configured(tmp_path: Path, prompts: bool) -> None:
     records = started(tmp_path, prompts=prompts)
+    key, record = mint("team", bytes(ENTROPY_BYTES), now=0.0)
     records.finished(facts(1, prompt=b'{"messages":"a secret \xff question"}'))
+    records.finished(facts(2, prompt=f'{{"messages":"is {key} your key?"}}'.encode()))
     records.close()
     everything = b"".join(path.read_bytes() for path in (tmp_path / "gateway-0").iterdir())
 
     assert records.prompts == prompts
     assert (b"secret" in everything) == prompts
+    assert (f"is fb-{record.id}-… your key?".encode() in everything) == prompts
+    assert key[12:].encode() not in everything
     assert verify(tmp_path / "gateway-0").ok
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.core.errors import Code
+from forebay.core.tenancy import without_keys
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.saved import (
     SavedHead,
@@ -173,6 +174,8 @@ class AuditLog:
         known = self._whos.get(key) if not self._prompts else None
         if known is None:
             prompt = facts.prompt[:PROMPT_BYTES_MAX].decode("utf-8", "replace") if self._prompts else ""
+            if "fb-" in prompt:  # looked for first: the search costs milliseconds in a long prompt
+                prompt = without_keys(prompt)
             known = tail(Who(*key, prompt))
             if len(self._whos) >= WHOS_MAX:
                 self._whos.clear()
