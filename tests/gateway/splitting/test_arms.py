@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -282,6 +283,20 @@ def test_callers_are_on_different_sides(tmp_path: Path) -> None:
             assert set(await answers(front, *asked)) == {STABLE, CANARY}
             drawn = [side_of(f"key  user user {n}", ROLLOUT, 0.5) for n in range(24)]
             assert await answers(front, *asked) == [CANARY if arm is Arm.CANARY else STABLE for arm in drawn]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("proxies", "sides"), [((), 1), (("127.0.0.1",), 2)])
+def test_callers_behind_a_trusted_proxy_are_told_apart_by_address(
+    tmp_path: Path, proxies: tuple[str, ...], sides: int
+) -> None:
+    async def main() -> None:
+        workers = stable(whole), canary(whole)
+        more: dict[str, Any] = {"trusted_proxies": proxies}
+        async with splitting(tmp_path, split(0.5, sticky=Sticky.CALLER), *workers, **more) as front:
+            asked = [ask(f"id-{n}", b"x-forwarded-for: 198.51.100.%d" % n) for n in range(24)]
+            assert len(set(await answers(front, *asked))) == sides
 
     run(main())
 
