@@ -1,5 +1,9 @@
 """Headers that clients, gateways and workers send: understood, or refused, or as if they were not there."""
 
+from ipaddress import ip_address
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +15,7 @@ from forebay.core.errors import Refusal
 from forebay.core.model import Condition, ModelRoutes, Policy, Sessions, Snapshot, Task
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.account import usage
-from forebay.gateway.asking import make_ticket, session_of
+from forebay.gateway.asking import Clients, make_ticket, session_of
 from forebay.gateway.dispatch.dispatching import Dispatcher
 from forebay.gateway.tenancy import credential
 from forebay.net.exchange import Exchange
@@ -52,6 +56,16 @@ def test_any_headers_make_a_ticket_or_a_refusal(fields: dict[bytes, bytes]) -> N
     assert credential(request.header) in (*fields.values(), None)
     session = session_of(request, COOKIES)
     assert session is None or any(session in value for value in fields.values())
+
+
+HOPS = (b"10.0.0.2, 198.51.100.1:80", b"[2001:db8::1%eth0]:443", b"::ffff:10.0.0.1,", b"unknown", b"1.2.3.4.5", b"[")
+
+
+@given(st.sampled_from(HOPS) | mutated(HOPS) | st.binary(max_size=60))
+def test_any_list_of_hops_leads_to_an_address(value: bytes) -> None:
+    request: Any = SimpleNamespace(peer="10.0.0.1", header={b"x-forwarded-for": value}.get)
+    client = Clients(("10.0.0.0/8",)).of(request)
+    assert client == "10.0.0.1" or str(ip_address(client)) == client
 
 
 MODELS = [
