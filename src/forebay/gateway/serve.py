@@ -170,6 +170,7 @@ async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder:
         if recorder is not None:
             await recorder.flush_aside(gateway.now())
             metrics.counter("records_lost_total").value = recorder.lost
+            metrics.gauge("records_failing").set(recorder.failing)
         await asyncio.sleep(TICK_S)
 
 

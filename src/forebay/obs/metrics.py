@@ -117,6 +117,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("in_flight", "gauge", _M, "Requests of this gateway that replicas are working on."),
     Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
+    Metric(
+        "records_failing",
+        "gauge",
+        (),
+        "Kinds of records that cannot be written now, of decisions, audit log and usage. They are held in memory.",
+    ),
     Metric("open_connections", "gauge", (), "Open client connections."),
     Metric("tls_certificate_expiry_seconds", "gauge", (), "Expiry of the certificate in use, Unix time."),
     Metric(

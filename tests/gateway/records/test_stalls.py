@@ -172,3 +172,21 @@ def test_a_gateway_answers_while_its_disk_stalls(tmp_path: Path) -> None:
     run(main())
     assert verify(root / "gateway-0").ok
     assert len(told(root)) == counted(root).requests == 5
+
+
+def test_records_that_cannot_be_written_show_in_the_metrics_until_they_can(tmp_path: Path) -> None:
+    block = tmp_path / "disk"
+    block.write_bytes(b"")  # a file where the folder should be
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(), records=RecordsSpec(str(block / "records"))) as front:
+            assert (await front.ask(post(chat()))).status == 200
+            for failing in (1.0, 0.0):
+                async with asyncio.timeout(10):
+                    while await front.metric("forebay_records_failing") != failing:
+                        await asyncio.sleep(0.01)
+                if failing:
+                    block.unlink()
+
+    run(main())
+    assert list((block / "records").rglob("audit-*.jsonl"))

@@ -76,6 +76,11 @@ class Recorder:
         """Records that are in no file: decisions, and requests without an audit line."""
         return (self._decisions.dropped if self._decisions else 0) + (self._audit.lost if self._audit else 0)
 
+    @property
+    def failing(self) -> int:
+        """How many kinds of records cannot be written now."""
+        return len(self._trouble)
+
     def start(self) -> bool:
         """Acquire the folder and continue where the last process stopped; call this before the first request is
         served.
