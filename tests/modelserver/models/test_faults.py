@@ -111,6 +111,29 @@ def test_what_a_hung_process_has_asked_for_does_not_run_on_in_the_next_one(tmp_p
     asyncio.run(main())
 
 
+STARTS_PROCESSES = """
+    def initialize(self, args):
+        import multiprocessing
+        self.pool = multiprocessing.get_context({method!r}).Pool(1)
+    def answer(self, request):
+        return give(self.pool.apply(doubled, (get(request),)))
+
+def doubled(array):
+    return array * 2
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_model_may_start_processes_that_import_it(tmp_path: Path, method: str) -> None:
+    write(tmp_path, "m", config(), STARTS_PROCESSES.format(method=method))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), hang_s=20) as server:
+            assert await server.numbers("m", tensor("IN", [[1.0]])) == [[2.0]]
+
+    asyncio.run(main())
+
+
 def test_errors_of_a_model_reach_the_requests_that_they_concern(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 100000 }", max_batch=2), MOODY)
 

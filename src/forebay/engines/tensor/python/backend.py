@@ -39,6 +39,8 @@ from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
 
 MODULES: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 """Module names under which models import the API."""
+IMPORTABLE: Final = str(Path(__file__).parent / "importable")
+"""Where processes that `multiprocessing` starts anew find the API: they inherit `sys.path`, but no modules."""
 STOP_TIMEOUT_S: Final = 5.0
 """Time for the event loop of an `async def execute` to stop."""
 _OUR_FILES: Final = (*(str(Path(each).parent) for each in (__file__, asyncio.__file__, futures.__file__)), "<frozen")
@@ -271,7 +273,7 @@ class _Loop:
 def _imported(file: Path) -> Any:
     """The model's class. Its module is called `<version>.model`, as in Triton, so that relative imports work."""
     folder = file.parent
-    for path in (str(folder), str(folder.parent)):
+    for path in (str(folder), str(folder.parent), IMPORTABLE):
         if path not in sys.path:
             sys.path.append(path)
     package = ModuleType(folder.name)

@@ -1,0 +1,1 @@
+"""A folder for `sys.path`: modules that models import, for the processes that they start themselves."""
