@@ -253,6 +253,7 @@ class _Parts:
     async def _tell(self, exchange: Exchange) -> None:
         self._show.own = await self._server.measure()
         self._show.memory = self._server.memory()
+        self._show.cache = self._server.cache
         self._show.traces_lost = self._files.lost
         self._show.certificate_ends_s = self._rpc.certificate_ends_s
         exchange.respond(200, [(b"content-type", CONTENT_TYPE)], self._show.render())

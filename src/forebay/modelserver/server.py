@@ -20,6 +20,7 @@ from forebay.modelserver.models.life.memory import MemoryManager, MemoryUse
 from forebay.modelserver.models.life.model import LATEST
 from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.models.options import Control, Options
+from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.rate_limiting import RateLimiter
 from forebay.modelserver.ports import IndexEntry, ModelView
@@ -50,6 +51,8 @@ class ModelServer:
         self._log = log
         self._models: Collection | None = None
         self._memory: MemoryManager | None = None
+        self.cache: Cache | None = ByteLru(options.cache_bytes) if options.cache_bytes else None
+        """The response cache; None: there is none."""
         self._keeping: asyncio.Task[None] | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
@@ -71,7 +74,7 @@ class ModelServer:
             tasks,
             self,
             memory,
-            ByteLru(options.cache_bytes) if options.cache_bytes else None,
+            self.cache,
             RateLimiter(options.amounts) if options.limited else None,
         )
         models = self._models = Collection(context)

@@ -10,10 +10,13 @@ import torch
 from tests.contract.tensor.models import build_sums
 from tests.modelserver.models.rig import BATCH_SIZE, config, numbers, serving, tensor, until, write
 
+from forebay.core.serving.cache import ENTRY_BYTES
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
 from forebay.modelserver.models.running.inputs import Contract
+from forebay.modelserver.telemetry.latencies import Latencies
+from forebay.modelserver.telemetry.metrics import ServerMetrics
 
 ONE = tensor("IN", [[1.0]])
 ID = "[request id: <id_unknown>] "
@@ -310,6 +313,15 @@ def test_the_cache_answers_what_was_asked_before(tmp_path: Path) -> None:
             (counts,) = server.statistics("m", "")
             assert (counts.success.count, counts.cache_hit.count, counts.cache_miss.count) == (4, 1, 3)
             assert (counts.inference_count, counts.execution_count, counts.compute_infer.count) == (3, 3, 3)
+            show = ServerMetrics(server.itself, Latencies())
+            assert "nv_cache_num_entries" not in show.render().decode()
+            show.cache = server.cache
+            lines = show.render().decode().splitlines()
+            assert {line for line in lines if line.startswith("nv_cache_num") and "{" not in line} == {
+                "nv_cache_num_entries 3", "nv_cache_num_evictions 0", "nv_cache_num_hits 1",
+                "nv_cache_num_misses 3", "nv_cache_num_lookups 4",
+            }  # fmt: skip
+            assert f"nv_cache_util {3 * (ENTRY_BYTES + 4) / 10_000}" in lines
             write(tmp_path, "m", config("response_cache { enable: true }", max_batch=0))
             await server.load("m", {})
             assert await server.numbers("m", tensor("IN", [1.0])) == [1.0]

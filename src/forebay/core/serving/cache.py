@@ -14,15 +14,16 @@ ENTRY_BYTES = 256
 class ByteLru(Generic[K, V]):
     """Entries with sizes. Keys must include the load of the model, else entries outlive it.
 
-    `used_bytes` never exceeds `bytes_max`; `evictions` counts evicted entries.
+    `used_bytes` never exceeds `bytes_max`; `evictions` counts evicted entries; callers count `hits` and
+    `misses`.
     """
 
-    __slots__ = ("_entries", "bytes_max", "evictions", "used_bytes")
+    __slots__ = ("_entries", "bytes_max", "evictions", "hits", "misses", "used_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
-        self.evictions = 0
+        self.evictions = self.hits = self.misses = 0
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __len__(self) -> int:

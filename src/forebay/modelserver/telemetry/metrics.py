@@ -10,6 +10,7 @@ from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.modelserver.models.life.memory import MemoryUse
+from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.ports import Models
 from forebay.modelserver.telemetry.gpus import TABLE as GPU_TABLE
 from forebay.modelserver.telemetry.gpus import Gpus
@@ -69,6 +70,15 @@ CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
         ),
     ),
 }
+CACHE_SIZE: Final[Mapping[str, Row]] = {
+    "util": Row("nv_cache_util", "gauge", "Used share of the response cache, 0 to 1."),
+    "entries": Row("nv_cache_num_entries", "gauge", "Responses in the response cache."),
+    "hits": Row("nv_cache_num_hits", "gauge", "Requests answered from the response cache, of all models."),
+    "misses": Row("nv_cache_num_misses", "gauge", "Requests that missed the response cache, of all models."),
+    "lookups": Row("nv_cache_num_lookups", "gauge", "Requests looked up in the response cache, of all models."),
+    "evictions": Row("nv_cache_num_evictions", "gauge", "Responses evicted from the response cache to make room."),
+}
+"""Gauges, as in Triton."""
 FIRST: Final = Row(FIRST_RESPONSE, "histogram", "Time to the first response of decoupled models.")
 SUMMARIES: Final[Mapping[str, Row]] = {
     phase: Row(
@@ -114,7 +124,8 @@ SWAPS: Final = Row(
 )
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
-    *(row for pair in CACHE.values() for row in pair), FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
+    *(row for pair in CACHE.values() for row in pair), *CACHE_SIZE.values(),
+    FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
     *GPU_TABLE, SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
 """All metrics, in display order."""
@@ -144,6 +155,8 @@ class ServerMetrics:
         self.traces_lost = 0
         self.memory: MemoryUse | None = None
         """None: there is no memory budget."""
+        self.cache: Cache | None = None
+        """None: there is no response cache."""
         self.certificate_ends_s: float | None = None
         self.own: Sequence[Family] = ()
         """Custom metrics of the models."""
@@ -165,6 +178,9 @@ class ServerMetrics:
         found[READY].append(Sample((), float(self._models.ready)))
         if self.memory is not None:
             self._add_memory(found, self.memory)
+        if self.cache is not None:
+            for row, number in _cache_size(self.cache):
+                found[row].append(Sample((), number))
         found[TRACES_LOST].append(Sample((), float(self.traces_lost)))
         if self.certificate_ends_s is not None:
             found[CERTIFICATE_ENDS].append(Sample((), self.certificate_ends_s))
@@ -208,6 +224,15 @@ class ServerMetrics:
                 samples.append(Sample(labels, summary.count, "_count"))
                 samples.append(Sample(labels, summary.sum_us, "_sum"))
                 samples += [Sample((*labels, ("quantile", str(q))), summary.quantile(q)) for q in self._quantiles]
+
+
+def _cache_size(cache: Cache) -> Iterator[tuple[Row, float]]:
+    yield CACHE_SIZE["util"], cache.used_bytes / cache.bytes_max
+    yield CACHE_SIZE["entries"], len(cache)
+    yield CACHE_SIZE["hits"], cache.hits
+    yield CACHE_SIZE["misses"], cache.misses
+    yield CACHE_SIZE["lookups"], cache.hits + cache.misses
+    yield CACHE_SIZE["evictions"], cache.evictions
 
 
 def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:

@@ -49,7 +49,9 @@ class VersionCache:
         kept = self._cache.get(call.cache_key)
         call.cache_ns = monotonic_ns() - start_ns
         if kept is None:
+            self._cache.misses += 1
             return None
+        self._cache.hits += 1
         self._counts.hit(call, start_ns, call.cache_ns)
         return InferResponse(self._model, self._version, call.request.id, kept.outputs, parameters=kept.parameters)
 
