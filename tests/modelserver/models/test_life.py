@@ -1,6 +1,7 @@
 """Loading, reloading, unloading: what serves when, and what is left behind."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -408,6 +409,28 @@ def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) 
                 await server.load("m", {})
             assert server.states("m") == {"1": ("READY", "")}
             assert await server.numbers("m", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["removed", "succeeded"])
+def test_a_version_that_failed_does_not_count_once_it_is_not_to_be_served(tmp_path: Path, way: str) -> None:
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            write(tmp_path, "m", config(), "    no Python", versions=(2,))
+            with pytest.raises(Refused, match="SyntaxError"):
+                await server.load("m", {})
+            assert not server.ready
+            assert await server.numbers("m", ONE) == [[1.0]]
+            if way == "removed":
+                shutil.rmtree(tmp_path / "m/2")
+            else:
+                write(tmp_path, "m", config(), versions=(3,))
+            await server.load("m", {})
+            assert server.ready
+            assert server.states("m")["2"] == ("UNAVAILABLE", "unloaded")
 
     asyncio.run(main())
 

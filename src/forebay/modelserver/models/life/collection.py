@@ -294,6 +294,7 @@ class Collection:
                 )
             before = model.described.config if model.described is not None and stamp == model.stamp else None
             if stamp and before == described.config and not moved and not self._lacks(model, described):
+                model.dismiss_others(chosen_versions(described.config.versions, tuple(described.versions)))
                 return False
             model.reason = ""
             try:

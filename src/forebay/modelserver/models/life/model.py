@@ -107,6 +107,7 @@ class Model:
         for version in fresh:
             self._versions[version.number] = version
         self.described, self.stamp, self._stamps = described, stamp, dict(stamps)
+        self.dismiss_others(numbers)
         await self._retire(old)
         if before is not None and before is not described:
             before.release()
@@ -167,6 +168,12 @@ class Model:
         self.dismissed = True
         for version in self._versions.values():
             if number in (LATEST, version.number):
+                version.dismiss()
+
+    def dismiss_others(self, numbers: Iterable[int]) -> None:
+        """Clear the failures of versions that are not to be served any more: their folder is gone, say."""
+        for number, version in self._versions.items():
+            if number not in numbers:
                 version.dismiss()
 
     async def _start(self, fresh: Sequence[Version]) -> None:
