@@ -435,6 +435,20 @@ def test_a_version_that_failed_does_not_count_once_it_is_not_to_be_served(tmp_pa
     asyncio.run(main())
 
 
+def test_files_that_git_has_not_downloaded_are_named(tmp_path: Path) -> None:
+    (tmp_path / "m/1/data").mkdir(parents=True)
+    (tmp_path / "m/config.pbtxt").write_text('backend: "onnxruntime"')
+    for name in ("model.onnx", "data/weights.bin"):
+        (tmp_path / "m/1" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            with pytest.raises(Refused, match=r"\(`git lfs pull`\): data/weights\.bin, model\.onnx"):
+                await server.load("m", {})
+
+    asyncio.run(main())
+
+
 def test_outputs_of_a_file_that_cannot_be_served_are_named_in_the_log(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT

@@ -44,6 +44,12 @@ from forebay.modelserver.process.segments import Sharing
 INSTANCE_JOIN_S: Final = 1.0
 """How long to wait for a running batch when the server stops the child."""
 
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+"""The beginning of what Git puts in place of a large file that has not been downloaded."""
+LFS_POINTER_BYTES_MAX: Final = 1024
+FILES_MAX: Final = 1000
+"""Files that are searched for pointers."""
+
 _OnResponse = Callable[[Response, bool], None]
 
 
@@ -141,6 +147,18 @@ class Child:
         on_response(response, final)
 
 
+def _pointers(folder: Path) -> str:
+    """A note on files of the model that Git LFS has not downloaded; empty: there are none."""
+    found = []
+    with suppress(OSError):
+        for file in itertools.islice(folder.rglob("*"), FILES_MAX):
+            if file.is_file() and file.stat().st_size <= LFS_POINTER_BYTES_MAX:
+                with file.open("rb") as opened:
+                    if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+                        found.append(str(file.relative_to(folder)))
+    return f"; not downloaded from Git LFS (`git lfs pull`): {', '.join(sorted(found))}" if found else ""
+
+
 def run(sock: socket.socket) -> int:
     """Serve the model named in the first message; returns the exit status."""
     channel = Channel[ToChild](sock, ToChild, Sharing.READ)
@@ -151,7 +169,8 @@ def run(sock: socket.socket) -> int:
         try:
             loaded = child.load(configure)
         except BackendFailed as failed:
-            channel.send(*channel.pack(Broken(outgoing.error_text(str(failed)))))
+            text = str(failed) + _pointers(Path(configure.folder))
+            channel.send(*channel.pack(Broken(outgoing.error_text(text))))
             return EXIT_BROKEN
         gc.collect()
         gc.freeze()  # a loaded model never becomes garbage: keep the collector from scanning it again and again
