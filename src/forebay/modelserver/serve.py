@@ -63,6 +63,8 @@ class ListenAddresses:
     http_port: int | None = 8000
     grpc_port: int | None = 8001
     metrics_port: int | None = 8002
+    grpc_host: str = "127.0.0.1"
+    metrics_host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +225,15 @@ class _Parts:
         if listen.http_port is not None:
             http = await _listen(self._http, listen.host, listen.http_port, "HTTP")
         if listen.metrics_port is not None:
-            metrics = await _listen(self._metrics, listen.host, listen.metrics_port, "metrics")
+            metrics = await _listen(self._metrics, listen.metrics_host, listen.metrics_port, "metrics")
         if listen.grpc_port is not None:
             try:
-                await self._rpc.start(listen.host, listen.grpc_port)
+                await self._rpc.start(listen.grpc_host, listen.grpc_port)
             except OSError as error:
-                raise NotStarted(_no_port(listen.host, listen.grpc_port, "gRPC", error)) from error
+                raise NotStarted(_no_port(listen.grpc_host, listen.grpc_port, "gRPC", error)) from error
             except BadPair as error:  # the files were valid when the options were read
                 raise NotStarted(f"gRPC: {error}") from error
-            grpc = f"{listen.host}:{self._rpc.port}"
+            grpc = f"{listen.grpc_host}:{self._rpc.port}"
         return http, grpc, metrics
 
     async def _started(self, stop: asyncio.Event, watcher: Watcher) -> Sequence[str]:

@@ -26,6 +26,8 @@ IDLE = {
     "--model-load-gpu-limit": "0:0.5",
     "--reuse-http-port": "true",
     "--grpc-infer-allocation-pool-size": "8",
+    "--min-supported-compute-capability": "6.0",
+    "--model-load-retry-count": "2",
 }
 
 
@@ -36,6 +38,28 @@ def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions)
     assert plan.tracing.file == "/x"
     with pytest.raises(UserError, match="give only one"):
         plan_of(replace(wish, cache_config="local,size=1M"), GrpcOptions(), triton)
+    assert idle_options(triton) == []
+
+
+def test_each_port_has_the_address_that_was_given_for_it(wish: ServerOptions) -> None:
+    triton = TritonOptions(metrics_address="0.0.0.0", grpc_address="10.0.0.1")
+    doors = plan_of(replace(wish, triton=triton)).doors
+    assert (doors.host, doors.grpc_host, doors.metrics_host) == ("127.0.0.1", "10.0.0.1", "0.0.0.0")
+    doors = plan_of(replace(wish, host="::1", triton=TritonOptions(http_address="0.0.0.0"))).doors
+    assert (doors.host, doors.grpc_host, doors.metrics_host) == ("0.0.0.0", "::1", "::1")
+
+
+def test_older_trace_options_mean_what_their_successors_do(wish: ServerOptions) -> None:
+    triton = TritonOptions(
+        trace_file="/x",
+        trace_rate="5",
+        trace_count="7",
+        trace_log_frequency="2",
+        trace_level=["TENSORS", "TIMESTAMPS"],
+    )
+    found = plan_of(replace(wish, triton=triton)).tracing
+    assert (found.file, found.rate, found.count, found.log_frequency) == ("/x", 5, 7, 2)
+    assert found.levels == ("TIMESTAMPS", "TENSORS")
     assert idle_options(triton) == []
 
 
@@ -63,6 +87,8 @@ def test_a_command_line_of_tritonserver_starts(tmp_path: Path, monkeypatch: pyte
         ("--http-restricted-api", "model-repository:key=value", "gateway with API keys"),
         ("--grpc-restricted-protocol", "shared-memory:key=value", "gateway with API keys"),
         ("--model-namespacing", "true", "Rename one"),
+        ("--allow-sagemaker", "true", "not supported"),
+        ("--allow-vertex-ai", "true", "not supported"),
     ],
 )
 def test_what_must_not_be_overlooked_is_refused(tmp_path: Path, option: str, value: str, text: str) -> None:

@@ -11,7 +11,7 @@ from forebay.cli.options import ENGINES_HELP, FROM_SOURCE, TASKS_HELP
 Switch = Literal["true", "false"]
 _ONE: Final = "One model"
 _WHAT: Final = "Model repository: what is served"
-_WHERE: Final = "Model repository: where"
+WHERE: Final = "Model repository: where"
 HOW: Final = "Model repository: how"
 TRACE: Final = "Model repository: logs and traces"
 
@@ -118,27 +118,27 @@ class ServerOptions:
     host: Annotated[
         str,
         in_panel(
-            _WHERE, "--host", "--http-address", "--grpc-address", "--metrics-address", help="Address to listen on."
+            WHERE, help="Address to listen on; --http-address, --grpc-address and --metrics-address override it."
         ),
     ] = "127.0.0.1"
-    http_port: Annotated[int, in_panel(_WHERE, min=0, max=65535, help="HTTP port; 0 picks a free one.")] = 8000
-    grpc_port: Annotated[int, in_panel(_WHERE, min=0, max=65535, help="gRPC port; 0 picks a free one.")] = 8001
+    http_port: Annotated[int, in_panel(WHERE, min=0, max=65535, help="HTTP port; 0 picks a free one.")] = 8000
+    grpc_port: Annotated[int, in_panel(WHERE, min=0, max=65535, help="gRPC port; 0 picks a free one.")] = 8001
     metrics_port: Annotated[
         int,
         in_panel(
-            _WHERE, min=0, max=65535, help="Metrics port; metrics are also served at /metrics on the HTTP port."
+            WHERE, min=0, max=65535, help="Metrics port; metrics are also served at /metrics on the HTTP port."
         ),
     ] = 8002
-    allow_http: Annotated[Switch, in_panel(_WHERE, help="Serve HTTP.")] = "true"
-    allow_grpc: Annotated[Switch, in_panel(_WHERE, help="Serve gRPC.")] = "true"
-    allow_metrics: Annotated[Switch, in_panel(_WHERE, help="Serve metrics on their own port.")] = "true"
-    http_max_input_size: Annotated[int, in_panel(_WHERE, min=1, help="Largest request body, bytes.")] = (
+    allow_http: Annotated[Switch, in_panel(WHERE, help="Serve HTTP.")] = "true"
+    allow_grpc: Annotated[Switch, in_panel(WHERE, help="Serve gRPC.")] = "true"
+    allow_metrics: Annotated[Switch, in_panel(WHERE, help="Serve metrics on their own port.")] = "true"
+    http_max_input_size: Annotated[int, in_panel(WHERE, min=1, help="Largest request body, bytes.")] = (
         64 * 1024 * 1024
     )
     http_max_json_output_size: Annotated[
         str,
         in_panel(
-            _WHERE,
+            WHERE,
             metavar="SIZE",
             help="Largest total size of tensors returned as JSON in one response; beyond it, 400.",
         ),
@@ -146,18 +146,18 @@ class ServerOptions:
     http_max_bodies_size: Annotated[
         str,
         in_panel(
-            _WHERE,
+            WHERE,
             metavar="SIZE",
             help="Total size of request bodies over 64 KiB being read at once, such as 2GiB; beyond it, 503.",
         ),
     ] = "2GiB"
     max_string_elements: Annotated[
-        int, in_panel(_WHERE, min=1, help="Most elements in one BYTES tensor, over HTTP or gRPC.")
+        int, in_panel(WHERE, min=1, help="Most elements in one BYTES tensor, over HTTP or gRPC.")
     ] = 1_000_000
     http_header_forward_pattern: Annotated[
         str | None,
         in_panel(
-            _WHERE,
+            WHERE,
             metavar="REGEX",
             help="Forward request headers whose names match as request parameters.",
             show_default=False,
@@ -238,7 +238,7 @@ class ServerOptions:
     metrics_config: Annotated[
         list[str] | None,
         in_panel(
-            _WHERE,
+            WHERE,
             metavar="NAME=VALUE",
             help="counter_latencies, summary_latencies or histogram_latencies, true or false; "
             "summary_quantiles=QUANTILE:ERROR,…; repeatable.",

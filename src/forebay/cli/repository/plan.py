@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from forebay import __version__
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions
-from forebay.cli.repository.triton import TritonOptions
+from forebay.cli.repository.triton import TritonOptions, trace_pairs
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
@@ -57,10 +57,12 @@ def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> P
     if given.http_header_forward_pattern is not None:
         forwarded = _read("--http-header-forward-pattern", re.compile, given.http_header_forward_pattern)
     listen = ListenAddresses(
-        given.host,
+        triton.http_address or given.host,
         given.http_port if _on(given.allow_http) else None,
         given.grpc_port if _on(given.allow_grpc) else None,
         given.metrics_port if _on(given.allow_metrics) else None,
+        grpc_host=triton.grpc_address or given.host,
+        metrics_host=triton.metrics_address or given.host,
     )
     size_max = given.http_max_input_size
     return Plan(
@@ -79,7 +81,7 @@ def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> P
         rpc=rpc_options(grpc, triton.server_id),
         exit_on_error=_on(given.exit_on_error),
         drain_s=float(given.exit_timeout_secs),
-        tracing=tracing([*_trace_file(triton.trace_file), *(given.trace_config or ())]),
+        tracing=tracing([*trace_pairs(triton), *(given.trace_config or ())]),
         latencies=_shown(given.metrics_config or ()),
         gpus_every_s=triton.metrics_interval_ms / 1000 if _on(triton.allow_gpu_metrics) else 0.0,
     )
@@ -262,10 +264,6 @@ def _default_batch(pairs: Sequence[str]) -> int:
         if name == "default-max-batch-size":
             found = _read("--backend-config", _natural, value)
     return found
-
-
-def _trace_file(path: str) -> list[str]:
-    return [f"triton,file={path}"] if path else []
 
 
 def _cache_bytes(config: str | None, legacy: int) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from forebay.cli.repository.options import HOW, TRACE, Switch, in_panel
+from forebay.cli.repository.options import HOW, TRACE, WHERE, Switch, in_panel
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 _IDLE: Final = typer.Option(hidden=True)
@@ -15,6 +15,9 @@ Number = Annotated[int | None, _IDLE]
 Text = Annotated[str | None, _IDLE]
 Texts = Annotated[list[str] | None, _IDLE]
 OnOff = Annotated[Switch | None, _IDLE]
+TraceValue = Annotated[str, typer.Option(hidden=True)]
+"""Deprecated in Triton; the same as a value of --trace-config."""
+Foreign = Annotated[Switch, typer.Option(hidden=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,9 @@ class TritonOptions:
     """The options as given; each field has the name of its option. Those that default to None have no effect."""
 
     server_id: Annotated[str, in_panel(HOW, "--id", help="Server name in its metadata.")] = "forebay"
+    http_address: Annotated[str, in_panel(WHERE, help="Address of the HTTP port.", show_default="--host")] = ""
+    grpc_address: Annotated[str, in_panel(WHERE, help="Address of the gRPC port.", show_default="--host")] = ""
+    metrics_address: Annotated[str, in_panel(WHERE, help="Address of the metrics port.", show_default="--host")] = ""
     response_cache_byte_size: Annotated[
         int, in_panel(HOW, min=0, help="Same as --cache-config local,size=BYTES.", show_default=False)
     ] = 0
@@ -37,9 +43,15 @@ class TritonOptions:
     trace_file: Annotated[
         str, in_panel(TRACE, metavar="FILE", help="Same as --trace-config triton,file=FILE.", show_default=False)
     ] = ""
+    trace_rate: TraceValue = ""
+    trace_count: TraceValue = ""
+    trace_log_frequency: TraceValue = ""
+    trace_level: Texts = None
     allow_gpu_metrics: Annotated[Switch, in_panel(HOW, help="Export metrics of NVIDIA GPUs.")] = "true"
     metrics_interval_ms: Annotated[int, in_panel(HOW, min=100, help="Sampling interval of GPU metrics, ms.")] = 2000
-    model_namespacing: Annotated[Switch, typer.Option(hidden=True)] = "false"
+    model_namespacing: Foreign = "false"
+    allow_sagemaker: Foreign = "false"
+    allow_vertex_ai: Foreign = "false"
     http_restricted_api: Annotated[list[str] | None, typer.Option(hidden=True)] = None
     grpc_restricted_protocol: Annotated[list[str] | None, typer.Option(hidden=True)] = None
     http_thread_count: Number = None
@@ -53,14 +65,28 @@ class TritonOptions:
     allow_cpu_metrics: OnOff = None
     reuse_http_port: OnOff = None
     reuse_grpc_port: OnOff = None
+    enable_peer_access: OnOff = None
+    min_supported_compute_capability: Text = None
+    cuda_virtual_address_size: Texts = None
+    model_load_retry_count: Number = None
+    repoagent_directory: Text = None
+    grpc_http2_max_pings_without_data: Number = None
+    sagemaker_port: Number = None
+    sagemaker_safe_port_range: Text = None
+    sagemaker_thread_count: Number = None
+    vertex_ai_port: Number = None
+    vertex_ai_thread_count: Number = None
+    vertex_ai_default_model: Text = None
 
 
 _REFUSED: Final = ("http_restricted_api", "grpc_restricted_protocol")
+_USED: Final = (*_REFUSED, "trace_level")
+"""Of the options that default to None."""
 
 
 def idle_options(given: TritonOptions) -> Sequence[str]:
     """Options that were given but have no effect."""
-    names = [each.name for each in fields(given) if each.default is None and each.name not in _REFUSED]
+    names = [each.name for each in fields(given) if each.default is None and each.name not in _USED]
     return [_option(name) for name in names if getattr(given, name) not in (None, [])]
 
 
@@ -77,6 +103,25 @@ def check(given: TritonOptions) -> None:
     if given.model_namespacing == "true":
         text = "--model-namespacing: models with the same name in two repositories are not supported. Rename one."
         raise UserError(text, WRONG_USAGE)
+
+    for name in ("allow_sagemaker", "allow_vertex_ai"):
+        if getattr(given, name) == "true":
+            text = (
+                f"{_option(name)}: its protocol is not supported. Use HTTP or gRPC, which have every function of it."
+            )
+            raise UserError(text, WRONG_USAGE)
+
+
+def trace_pairs(given: TritonOptions) -> list[str]:
+    """Triton's older trace options as values of --trace-config."""
+    values = {
+        "triton,file": given.trace_file,
+        "rate": given.trace_rate,
+        "count": given.trace_count,
+        "triton,log-frequency": given.trace_log_frequency,
+    }
+    pairs = [f"{name}={value}" for name, value in values.items() if value]
+    return [*pairs, *(f"level={level}" for level in given.trace_level or ())]
 
 
 def log_changes(given: TritonOptions) -> dict[str, Any]:
