@@ -6,20 +6,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, ParamSpec, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
     from forebay.cli.deploy.client import Admin
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Switch = Literal["true", "false"]
+_WORDS: Final = {"true": "true", "on": "true", "1": "true", "false": "false", "off": "false", "0": "false"}
+"""What tritonserver takes for a boolean option, in any case."""
 
 
 def with_fields(**groups: type[Any]) -> Callable[[Callable[P, R]], Callable[..., R]]:
     """Decorate a command: parameters with these names, which are dataclasses, are replaced by options for their
-    fields."""
+    fields. Options of type `Switch` take every word in `_WORDS`."""
 
     def expand(command: Callable[P, R]) -> Callable[..., R]:
         own = {name: _parameters(group) for name, group in groups.items()}
@@ -36,11 +40,28 @@ def with_fields(**groups: type[Any]) -> Callable[[Callable[P, R]], Callable[...,
                 yield from own.get(name, (parameter,))
 
         parameters = list(all_parameters())
+        for each in parameters:
+            _take_words(each.annotation)
         expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         expanded.__annotations__ = {each.name: each.annotation for each in parameters}
         return expanded
 
     return expand
+
+
+def switch(word: str) -> str:
+    """`true` or `false`. Raises `ValueError`."""
+    found = _WORDS.get(word.lower())
+    if found is None:
+        raise ValueError(f"{word!r} is neither true nor false")
+    return found
+
+
+def _take_words(annotation: Any) -> None:
+    base, *infos = get_args(annotation) or (None,)
+    for info in infos:
+        if isinstance(info, OptionInfo) and base in (Switch, Switch | None):
+            info.parser, info.metavar = switch, info.metavar or "true|false"
 
 
 def _parameters(group: type[Any]) -> list[inspect.Parameter]:

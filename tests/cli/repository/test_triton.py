@@ -81,6 +81,36 @@ def test_a_command_line_of_tritonserver_starts(tmp_path: Path, monkeypatch: pyte
     assert (logs["log_info"], logs["log_warning"], logs["log_format"]) == (False, True, "ISO8601")
 
 
+@pytest.mark.parametrize(("word", "on"), [("True", True), ("1", True), ("on", True), ("FALSE", False), ("0", False)])
+def test_switches_take_the_words_that_tritonserver_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, on: bool
+) -> None:
+    seen: list[Any] = []
+
+    def start(*given: Any) -> int:
+        seen.extend(given)
+        return 0
+
+    monkeypatch.setattr(run, "run_server", start)
+    words = [
+        f"--exit-on-error={word}",
+        f"--allow-metrics={word}",
+        f"--log-info={word}",
+        f"--allow-cpu-metrics={word}",
+    ]
+    result = CliRunner().invoke(app, ["serve", "--repository", str(tmp_path), *words])
+    assert result.exit_code == 0, result.output
+    plan, settings = seen[:2]
+    assert (plan.exit_on_error, plan.doors.metrics_port is not None) == (on, on)
+    assert settings.document()["log_info"] is on
+
+
+def test_a_switch_takes_no_other_word(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--repository", str(tmp_path), "--exit-on-error=maybe"])
+    assert result.exit_code == 2
+    assert "--exit-on-error" in result.output
+
+
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [

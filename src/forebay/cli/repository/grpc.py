@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from forebay.cli.repository.options import Switch, in_panel
+from forebay.cli.options import Switch
+from forebay.cli.repository.options import in_panel
 
 _GRPC: Final = "Model repository: gRPC"
 NEVER_MS: Final = 2**31 - 1

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from forebay.cli.options import ENGINES_HELP, FROM_SOURCE, TASKS_HELP
+from forebay.cli.options import ENGINES_HELP, FROM_SOURCE, TASKS_HELP, Switch
 
-Switch = Literal["true", "false"]
 _ONE: Final = "One model"
 _WHAT: Final = "Model repository: what is served"
 WHERE: Final = "Model repository: where"
@@ -125,9 +124,7 @@ class ServerOptions:
     grpc_port: Annotated[int, in_panel(WHERE, min=0, max=65535, help="gRPC port; 0 picks a free one.")] = 8001
     metrics_port: Annotated[
         int,
-        in_panel(
-            WHERE, min=0, max=65535, help="Metrics port; metrics are also served at /metrics on the HTTP port."
-        ),
+        in_panel(WHERE, min=0, max=65535, help="Metrics port; metrics are also served at /metrics on the HTTP port."),
     ] = 8002
     allow_http: Annotated[Switch, in_panel(WHERE, help="Serve HTTP.")] = "true"
     allow_grpc: Annotated[Switch, in_panel(WHERE, help="Serve gRPC.")] = "true"

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from forebay.cli.repository.options import HOW, TRACE, WHERE, Switch, in_panel
+from forebay.cli.options import Switch
+from forebay.cli.repository.options import HOW, TRACE, WHERE, in_panel
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 _IDLE: Final = typer.Option(hidden=True)
@@ -14,7 +15,7 @@ _IDLE: Final = typer.Option(hidden=True)
 Number = Annotated[int | None, _IDLE]
 Text = Annotated[str | None, _IDLE]
 Texts = Annotated[list[str] | None, _IDLE]
-OnOff = Annotated[Switch | None, _IDLE]
+OnOff = Annotated[Switch | None, typer.Option(hidden=True)]
 TraceValue = Annotated[str, typer.Option(hidden=True)]
 """Deprecated in Triton; the same as a value of --trace-config."""
 Foreign = Annotated[Switch, typer.Option(hidden=True)]
