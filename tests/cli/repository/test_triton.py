@@ -43,10 +43,10 @@ def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions)
 
 def test_each_port_has_the_address_that_was_given_for_it(wish: ServerOptions) -> None:
     triton = TritonOptions(metrics_address="0.0.0.0", grpc_address="10.0.0.1")
-    doors = plan_of(replace(wish, triton=triton)).doors
-    assert (doors.host, doors.grpc_host, doors.metrics_host) == ("127.0.0.1", "10.0.0.1", "0.0.0.0")
-    doors = plan_of(replace(wish, host="::1", triton=TritonOptions(http_address="0.0.0.0"))).doors
-    assert (doors.host, doors.grpc_host, doors.metrics_host) == ("0.0.0.0", "::1", "::1")
+    listen = plan_of(wish, GrpcOptions(), triton).listen
+    assert (listen.host, listen.grpc_host, listen.metrics_host) == ("127.0.0.1", "10.0.0.1", "0.0.0.0")
+    listen = plan_of(replace(wish, host="::1"), GrpcOptions(), TritonOptions(http_address="0.0.0.0")).listen
+    assert (listen.host, listen.grpc_host, listen.metrics_host) == ("0.0.0.0", "::1", "::1")
 
 
 def test_older_trace_options_mean_what_their_successors_do(wish: ServerOptions) -> None:
@@ -57,7 +57,7 @@ def test_older_trace_options_mean_what_their_successors_do(wish: ServerOptions) 
         trace_log_frequency="2",
         trace_level=["TENSORS", "TIMESTAMPS"],
     )
-    found = plan_of(replace(wish, triton=triton)).tracing
+    found = plan_of(wish, GrpcOptions(), triton).tracing
     assert (found.file, found.rate, found.count, found.log_frequency) == ("/x", 5, 7, 2)
     assert found.levels == ("TIMESTAMPS", "TENSORS")
     assert idle_options(triton) == []
@@ -101,7 +101,7 @@ def test_switches_take_the_words_that_tritonserver_takes(
     result = CliRunner().invoke(app, ["serve", "--repository", str(tmp_path), *words])
     assert result.exit_code == 0, result.output
     plan, settings = seen[:2]
-    assert (plan.exit_on_error, plan.doors.metrics_port is not None) == (on, on)
+    assert (plan.exit_on_error, plan.listen.metrics_port is not None) == (on, on)
     assert settings.document()["log_info"] is on
 
 
