@@ -87,6 +87,7 @@ COMPILED = (
     "net/outbox.py",
     "net/owner.py",
     "net/reading/reader.py",
+    "net/replica_protocol.py",
     "obs/clock.py",
     "obs/metrics.py",
     "wire/apis/request_fields.py",

@@ -17,6 +17,7 @@ from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing import BATCH, INTERACTIVE, RoutingRequest
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Tenant, contains_key
+from forebay.net.replica_protocol import DEADLINE
 from forebay.net.server import Exchange
 from forebay.obs.clock import random_hex
 from forebay.wire.apis.request_fields import RequestFields
@@ -41,7 +42,6 @@ SESSION: Final = b"x-forebay-session"
 COOKIE: Final = re.compile(rb"(?:^|;)\s*forebay-session=([\x21-\x3a\x3c-\x7e]{1,128})\s*(?:;|$)")
 SET_COOKIE: Final = b"forebay-session=%b; Path=/; HttpOnly; SameSite=Lax"
 PRIORITY: Final = b"x-forebay-priority"
-DEADLINE: Final = b"x-forebay-deadline-ms"
 WORDS: Final = (b"allow", b"deny")
 BANDS: Final = {band.name.lower().encode(): band for band in Band}
 BATCH_PATIENCE: Final = 5

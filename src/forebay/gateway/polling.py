@@ -17,6 +17,7 @@ from forebay.gateway.gateway import Gateway
 from forebay.net.client import Pool
 from forebay.net.fetching import NoAnswer, fetch
 from forebay.net.outbox import Outbox
+from forebay.net.replica_protocol import UNIT
 from forebay.wire.documents import UNREADABLE
 
 LOAD: Final = b"/load"
@@ -116,7 +117,7 @@ class Fleet:
             served.unlink(gone)
 
     def _link(self, served: Served, replica: Replica) -> Link:
-        identity = b"x-forebay-unit: %b.%d\r\n" % (replica.id.encode(), replica.generation)
+        identity = b"%b: %b.%d\r\n" % (UNIT, replica.id.encode(), replica.generation)
         pool = Pool(replica.host, replica.port, self._group, greeting=identity, outbox=self.outbox)
         link = served.link(replica, pool)
         task = self._group.create_task(self._watch(link, served))

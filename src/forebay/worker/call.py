@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Blame, Code, Refusal
+from forebay.net.replica_protocol import ERROR, GATEWAY, RESUMABLE, RETRYABLE, USAGE
 from forebay.net.server import Exchange
 from forebay.wire.errors import MESSAGES, error_body, error_event, id_headers
 from forebay.wire.http1 import JSON
@@ -14,16 +15,6 @@ from forebay.worker.meters import Meters
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
-RETRYABLE = (b"x-forebay-retryable", b"1")
-UNIT = b"x-forebay-unit"
-"""Request header of a gateway: the unit it expects to reach. Sent with the first request on each connection."""
-USAGE = b"x-forebay-usage"
-GATEWAY = b"x-forebay-gateway"
-"""Request header `1` of a gateway, which can have another replica finish what this one cannot."""
-RESUMABLE = b"x-forebay-resumable"
-"""Response header `0` of a stream that no other replica could continue."""
-ERROR = b"x-forebay-error"
-"""Trailer that tells a gateway why a stream ended early: an error code."""
 
 
 class Call:

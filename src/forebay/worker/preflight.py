@@ -9,6 +9,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.engines.protocol import Detokenize, Embed, EngineInfo, Generate, Sampling, Tokenize
 from forebay.engines.text import render_chat
+from forebay.net.replica_protocol import CONTINUE
 from forebay.wire import openai_request as wire
 from forebay.wire.apis.tokens import DetokenizeRequest, TokenizeRequest
 from forebay.wire.openai_fields import INT64_MIN
@@ -16,10 +17,6 @@ from forebay.wire.openai_fields import INT64_MIN
 TOKEN_CHARS_MAX = 64
 """No text has longer tokens on average: a text too long by this measure is not even tokenised."""
 
-CONTINUE: Final = b"x-forebay-continue"
-"""Request header `ID,CREATED,BYTES,EVENTS`: the last BYTES bytes of the body are text that the client already has,
-from EVENTS events. They belong to the only choice of a stream that another replica began under this id, at this time
-(Unix seconds). EVENTS may be omitted for APIs that neither number events nor open a stream with several."""
 _CONTINUE: Final = re.compile(rb"([!-+\--~]{1,128}),([0-9]{1,15}),([0-9]{1,15})(?:,([0-9]{1,15}))?")
 
 

@@ -10,9 +10,9 @@ from forebay import __version__
 from forebay.core.leading.lease import Tending, forgotten
 from forebay.core.model import WorkerSpec
 from forebay.net.ports import listen
+from forebay.net.replica_protocol import GATEWAY
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
-from forebay.worker.call import GATEWAY
 from forebay.worker.channel import Configure
 from forebay.worker.engine_process import EngineProcess, GaveUp
 from forebay.worker.meters import Meters

@@ -11,6 +11,7 @@ from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import BlockNews, LoadReport, ReplicaState, WorkerSpec
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.engines.protocol import EngineInfo, Generate
+from forebay.net.replica_protocol import CONTINUE, RETRYABLE, UNIT
 from forebay.net.server import Exchange
 from forebay.obs.clock import new_id, wall_s
 from forebay.obs.metrics import CONTENT_TYPE
@@ -27,11 +28,10 @@ from forebay.wire.openai_answer import ChatAnswer, CompletionAnswer, Head
 from forebay.worker.answers.embedding import Embedding
 from forebay.worker.answers.generation import Generation
 from forebay.worker.answers.tokens import TokenizerCall
-from forebay.worker.call import RETRYABLE, UNIT, Call
+from forebay.worker.call import Call
 from forebay.worker.engine_process import EngineProcess
 from forebay.worker.meters import Meters
 from forebay.worker.preflight import (
-    CONTINUE,
     ResumePoint,
     bad_resume_point,
     chat_work,

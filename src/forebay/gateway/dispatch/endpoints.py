@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 from forebay.core.model import Task
+from forebay.net.replica_protocol import GATEWAY
 
 
 class Endpoint(NamedTuple):
@@ -22,8 +23,8 @@ class Endpoint(NamedTuple):
 
 
 def _endpoint(path: str, task: Task, *, any_task: bool = False, runs: bool = True) -> Endpoint:
-    head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\nx-forebay-gateway: 1\r\n"
-    head += "x-request-id: "
+    head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\n"
+    head += f"{GATEWAY.decode()}: 1\r\nx-request-id: "
     return Endpoint(path, task, head.encode(), any_task, runs)
 
 

@@ -17,6 +17,7 @@ from forebay.gateway.records.entries import head_lines, refusal_headers
 from forebay.gateway.requests.state import BYTES, EVENTS, FAILED, RETRY, WAITING, WHOLE, RequestState
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, has_length, is_retryable
 from forebay.net.client import Call, CallError, Header
+from forebay.net.replica_protocol import CONTINUE, ERROR, RESUMABLE, RETRYABLE, USAGE
 from forebay.net.server import Exchange
 from forebay.wire import http1
 from forebay.wire.errors import error_body, error_event, error_text, id_headers
@@ -26,19 +27,14 @@ if TYPE_CHECKING:
     from forebay.gateway.fleet import Link, Served
     from forebay.gateway.scheduling.scheduler import Scheduler
 
-USAGE: Final = b"x-forebay-usage"
-ERROR: Final = b"x-forebay-error"
-"""Trailer of a stream that a worker cannot finish: the error code, which decides whether another one resumes it."""
-CONTINUE: Final = b"\r\nx-forebay-continue: %b\r\ncontent-length: %d\r\n\r\n"
+_CONTINUATION: Final = b"\r\n" + CONTINUE + b": %b\r\ncontent-length: %d\r\n\r\n"
 OBJECT_ENDS: Final = (b"}", b"}\n")
 """How every complete response body ends: all of them are JSON objects."""
 LENGTH: Final = b"\r\ncontent-length: "
-RESUMABLE: Final = b"x-forebay-resumable"
-"""Header with the value `0` on a stream that no other replica could resume."""
 NOT_RELAYED: Final = frozenset(
     {
         b"connection", b"content-length", b"date", b"keep-alive", b"proxy-connection", b"te", b"trailer",
-        b"transfer-encoding", b"upgrade", b"x-forebay-retryable", b"x-request-id", RESUMABLE, USAGE,
+        b"transfer-encoding", b"upgrade", b"x-request-id", RESUMABLE, RETRYABLE[0], USAGE,
     }
 )  # fmt: skip
 TAIL_S: Final = 5.0
@@ -296,7 +292,7 @@ class Relay(RequestState):
         assert said is not None
         head, _, body = self.request.partition(b"\r\n\r\n")
         length = len(body) + len(said.text)
-        more = CONTINUE % (said.seam, length)
+        more = _CONTINUATION % (said.seam, length)
         return b"%b%b%b%b" % (head.rpartition(LENGTH)[0], more, body, said.text)
 
     def _go_on(self, status: int, headers: list[Header]) -> None:

@@ -16,9 +16,10 @@ from forebay.core.resilience import State
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
 from forebay.gateway.account import UNREPORTED, usage
-from forebay.gateway.requests.relay import ERROR, OBJECT_ENDS, USAGE
+from forebay.gateway.requests.relay import OBJECT_ENDS
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, is_retryable
 from forebay.net.client import CallError, Header
+from forebay.net.replica_protocol import ERROR, USAGE
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors, embedded

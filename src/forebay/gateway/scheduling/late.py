@@ -4,8 +4,8 @@ import math
 from typing import TYPE_CHECKING
 
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.gateway.asking import DEADLINE
 from forebay.gateway.dispatch.fallback import fall_back_or_reject
+from forebay.net.replica_protocol import DEADLINE
 
 if TYPE_CHECKING:
     from forebay.gateway.fleet import Served

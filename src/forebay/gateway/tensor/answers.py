@@ -4,6 +4,7 @@ from typing import Final
 
 from forebay.core.errors import Code
 from forebay.net.client import Header
+from forebay.net.replica_protocol import RETRYABLE
 from forebay.wire.errors import error_code
 
 CODES: Final = frozenset(code.value for code in Code)
@@ -11,7 +12,7 @@ CODES: Final = frozenset(code.value for code in Code)
 
 def is_retryable(status: int, headers: list[Header]) -> bool:
     """Whether the replica rejected the request as it is full or shutting down, and did no work."""
-    return status == 503 and (b"x-forebay-retryable", b"1") in headers
+    return status == 503 and RETRYABLE in headers
 
 
 def has_length(headers: list[Header]) -> bool:

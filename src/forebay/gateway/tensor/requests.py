@@ -11,6 +11,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import DEADLINE, GATEWAY
 from forebay.wire.apis.request_fields import FIELD, RequestFields
 from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
@@ -41,7 +42,7 @@ FORWARDED: Final = (
     b"inference-header-content-length",
     b"accept",
     b"accept-encoding",
-    b"x-forebay-deadline-ms",
+    DEADLINE,
 )
 """Request headers that are forwarded. The replica counts the deadline from the arrival of the request: time queued
 here is not subtracted, so that no request is rejected too early."""
@@ -135,7 +136,7 @@ def form_renamed(exchange: Exchange, body: bytes, model: str) -> bytes | None:
 def _head(exchange: Exchange, method: bytes, target: bytes) -> bytes:
     given = ((name, exchange.header(name)) for name in FORWARDED)
     lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in given if value is not None])
-    return b"%b %b HTTP/1.1\r\nhost: forebay\r\n%bx-forebay-gateway: 1\r\nx-request-id: " % (method, target, lines)
+    return b"%b %b HTTP/1.1\r\nhost: forebay\r\n%b%b: 1\r\nx-request-id: " % (method, target, lines, GATEWAY)
 
 
 def _is_form(content_type: bytes) -> bool:

@@ -8,18 +8,12 @@ import structlog
 from forebay.core.errors import Code, Refusal
 from forebay.core.serving.errors import Kind, Refused
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import DEADLINE, GATEWAY, RETRYABLE
 from forebay.wire import http1
 from forebay.wire.errors import error_body
 from forebay.wire.oip import documents
 from forebay.wire.oip.fields import invalid
 
-GATEWAY: Final = b"x-forebay-gateway"
-"""Request header that a gateway sets to `1`."""
-RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that it may retry on another replica; what its client gets in the end is up to the gateway."""
-
-DEADLINE: Final = b"x-forebay-deadline-ms"
-"""Request header: milliseconds after arrival by which the response is needed."""
 DEADLINE_DIGITS_MAX: Final = 9
 
 

@@ -12,15 +12,13 @@ from forebay.modelserver.http.front import HttpFront
 from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.report import Reporter
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import RETRYABLE, UNIT
 from forebay.obs.clock import new_id
 from forebay.obs.metrics import CONTENT_TYPE, Metrics
 from forebay.wire.errors import error_body
 from forebay.wire.http1 import JSON, TEXT
 
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-UNIT: Final = b"x-forebay-unit"
-"""Request header in which a gateway names the replica that it expects; on the first request of each connection."""
 NO_ENDPOINT: Final = "none"
 GETS: Final = frozenset({"/livez", "/readyz", "/load", "/metrics"})
 BATCHES_MAX: Final = 4

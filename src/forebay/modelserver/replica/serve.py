@@ -28,6 +28,7 @@ from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.settings import ServerSettings
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.net.ports import PORTS_MAX, NoPort, listen
+from forebay.net.replica_protocol import GATEWAY
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 CLOSE_GRACE_S: Final = 1.0
 """How long connections may take for their last response, and models to finish after the drain."""
 LOOK_EVERY_S: Final = 1.0
-GATEWAY: Final = b"x-forebay-gateway"
 
 
 class GaveUp(Exception):  # noqa: N818 - states the condition

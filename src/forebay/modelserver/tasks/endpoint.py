@@ -18,13 +18,14 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Ticket
 from forebay.core.task_tensors import PARAMETER
-from forebay.modelserver.http.answering import DEADLINE, deadline_of
+from forebay.modelserver.http.answering import deadline_of
 from forebay.modelserver.ports import Models, ModelView
 from forebay.modelserver.tasks.contract import Answer, ContractViolation, Job, Results, Task
 from forebay.modelserver.tasks.errors import Failure, contract_violated, note, refuse, translated
 from forebay.modelserver.tasks.output_check import OutputCheck
-from forebay.modelserver.tasks.response_stream import USAGE, ResponseStream
+from forebay.modelserver.tasks.response_stream import ResponseStream
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import DEADLINE, USAGE
 from forebay.wire import http1
 from forebay.wire.forms.multipart import is_form
 from forebay.wire.oip.fields import CROWDED, too_many_values

@@ -9,12 +9,11 @@ from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.tasks.contract import ContractViolation
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import RETRYABLE
 from forebay.obs.clock import random_hex
 from forebay.wire import http1
 from forebay.wire.errors import error_body, id_headers
 
-RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that it may retry on another replica."""
 _CODES: Final = {
     Kind.NOT_FOUND: Code.MODEL_NOT_FOUND,
     Kind.UNAVAILABLE: Code.OVERLOADED,

@@ -5,8 +5,8 @@ from typing import Final
 
 from forebay.core.errors import Code, Refusal
 from forebay.net.exchange import Exchange
+from forebay.net.replica_protocol import USAGE
 
-USAGE: Final = b"x-forebay-usage"
 """Tells a gateway the numbers of prompt tokens, completion tokens, and cached prompt tokens."""
 NO_TOKENS: Final = (USAGE, b"0,0,0")
 """Trailer of streamed responses: speech is not counted in tokens."""

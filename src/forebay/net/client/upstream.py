@@ -7,6 +7,7 @@ import httptools
 
 from forebay.net.client.call import MISTAKE, Call, Header, because, report
 from forebay.net.outbox import Sender
+from forebay.net.replica_protocol import USAGE
 from forebay.wire import http1
 
 if TYPE_CHECKING:
@@ -25,9 +26,8 @@ BODILESS: Final = frozenset({204, 304})
 CHUNKED: Final = (b"transfer-encoding", b"chunked")
 KNOWN_BYTES_MAX: Final = 2048
 KNOWN_MAX: Final = 64
-COUNTS: Final = b"x-forebay-usage"
-"""The header or trailer with the token counts, which differ in nearly every stream."""
-_COUNTS_LINE: Final = b"\r\n" + COUNTS + b": "
+_COUNTS_LINE: Final = b"\r\n" + USAGE + b": "
+"""Of the header or trailer with the token counts, which differ in nearly every stream."""
 _LAST_WITH_COUNTS: Final = b"0" + _COUNTS_LINE
 _COUNTS_BYTES_MAX: Final = 64
 
@@ -49,7 +49,7 @@ class CachedHead:
         """The headers with these token counts, if there are any."""
         if not counts:
             return self.headers.copy()
-        return [(name, counts if name == COUNTS else value) for name, value in self.headers]
+        return [(name, counts if name == USAGE else value) for name, value in self.headers]
 
 
 class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attributes of a native class much faster
@@ -215,7 +215,7 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
                 return False
             self._body.append(lone)
         if counts:
-            self._headers = [(COUNTS, counts)]
+            self._headers = [(USAGE, counts)]
         self._complete = True
         return True
 
@@ -247,7 +247,7 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
     def _remember(self, data: bytes, headers: list[Header]) -> None:
         size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
         known = self._pool.known
-        if size > 3 and data.startswith(b"HTTP/1.1 200 ") and sum([name == COUNTS for name, _ in headers]) < 2:
+        if size > 3 and data.startswith(b"HTTP/1.1 200 ") and sum([name == USAGE for name, _ in headers]) < 2:
             if len(known) >= KNOWN_MAX:
                 known.clear()
             known[_split_counts(data[:size])[0]] = CachedHead(self._status, headers.copy(), self._keep_alive)

@@ -5,6 +5,7 @@ from typing import Final
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Limits
+from forebay.net.replica_protocol import RETRYABLE
 from forebay.wire import http1
 from forebay.wire.errors import error_body, id_headers
 
@@ -14,8 +15,6 @@ SMALL_BODY_BYTES: Final = 65_536
 """Bodies up to this size are always read: the number of connections bounds their memory."""
 LINE_BYTES: Final = 4096
 """How much of a request line is examined."""
-RETRYABLE: Final = (b"x-forebay-retryable", b"1")
-"""Tells a gateway that it may retry on another replica."""
 
 
 class Stop(Exception):  # noqa: N818 - control flow, never an error
