@@ -206,15 +206,15 @@ class _Parts:
     async def close(self) -> None:
         """Stop everything that was started."""
         self._models.draining = True
-        self._server.stop()
+        self._server.stop(drained=True)
         await self._rpc.stop(0)
-        await self._metrics.drain(CLOSE_GRACE_S)
-        for server in (self._http, self._metrics):
-            server.close()
         if self._looking is not None:
             self._looking.cancel()
         if self._running is not None:
             await self._running
+        for server in (self._http, self._metrics):
+            await server.drain(CLOSE_GRACE_S)  # requests that have failed now get their response
+            server.close()
         if self._writing is not None:
             self._writing.cancel()
             await self._files.flush(self._traces, last=True)

@@ -95,11 +95,11 @@ class ModelServer:
         self._started.set()
         await self._watch(models)
 
-    def stop(self) -> None:
-        """Make `run` unload everything and return."""
+    def stop(self, *, drained: bool = False) -> None:
+        """Make `run` unload everything and return. `drained`: running requests have had their time, and fail."""
         self._stopping.set()
         if self._models is not None:
-            self._models.give_up()
+            self._models.give_up(drained=drained)
 
     async def started(self) -> Sequence[str]:
         """Wait until startup is over; returns the error texts of models that could not be loaded."""

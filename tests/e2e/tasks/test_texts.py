@@ -86,6 +86,12 @@ def test_the_document_that_answers_the_query_comes_first(served: Served) -> None
     assert scores.ravel().tolist() == [found[i] for i in range(4)]
 
 
+def test_a_document_that_is_too_long_is_named(served: Served) -> None:
+    answer = served.post("/v1/rerank", model="reranker-en", query=QUERY, documents=[DOCUMENTS[0], "long " * 900])
+    assert [each.get("truncated") for each in answer["results"]] == [None, True]
+    assert answer["usage"]["truncated_documents"] == 1
+
+
 def test_languages_are_told(served: Served) -> None:
     sentences = {"fr": "Le chat est sur la table.", "en": "Hello there my friend", "ja": "今日はいい天気です"}
     answer = served.post("/v1/classify", model="language-id", input=list(sentences.values()), top_k=1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,31 @@ def test_what_runs_is_finished_before_the_end(folder: Path) -> None:
 
     assert asyncio.run(main()) == list(range(10))
     assert server.process.wait(40) == 0
+
+
+STUCK = """
+import time
+from pathlib import Path
+class TritonPythonModel:
+    def execute(self, requests):
+        Path({sign!r}).touch()
+        time.sleep(100)
+"""
+
+
+def test_what_does_not_finish_in_time_gets_a_response_before_the_end(tmp_path: Path) -> None:
+    sign, version = tmp_path / "sign", tmp_path / "models/stuck/1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(STUCK.format(sign=str(sign)))
+    tensors = "".join(f'{kind} {{ name: "T" data_type: TYPE_FP32 dims: [ 1 ] }}\n' for kind in ("input", "output"))
+    (version.parent / "config.pbtxt").write_text(f'backend: "python"\n{tensors}')
+    server = Served(tmp_path, "--exit-timeout-secs", "1")
+    body = {"inputs": [{"name": "T", "datatype": "FP32", "shape": [1], "data": [1]}]}
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(httpx.post, f"http://{server.http}/v2/models/stuck/infer", json=body, timeout=40)
+        wait_for("it runs", sign.exists)
+        assert server.stop() == 0
+        assert asked.result().status_code == 503
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_start_unless_that_is_wanted(folder: Path) -> None:

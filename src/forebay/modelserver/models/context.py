@@ -48,3 +48,5 @@ class ServerContext:
     """Counter that gives each load a number of its own."""
     moves: int = 0
     """Number of state changes of all versions."""
+    drained: bool = False
+    """Whether running requests have had their time to finish: the server is stopping."""

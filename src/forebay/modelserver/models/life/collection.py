@@ -199,9 +199,12 @@ class Collection:
         }
         await self._load(changed)
 
-    def give_up(self) -> None:
-        """Abort all loads in progress and reject new ones: the server is stopping."""
+    def give_up(self, *, drained: bool = False) -> None:
+        """Abort all loads in progress and reject new ones: the server is stopping. `drained`: running requests have
+        had their time, and are failed.
+        """
         self._closing = True
+        self._context.drained = self._context.drained or drained
         for model in self._models.values():
             model.give_up()
 

@@ -226,7 +226,7 @@ class Version:
         """Reject new requests, drain those in flight within `drain_s`, and stop the processes."""
         self._move(Event.UNLOAD)
         self.go_on()
-        if self.inflight:
+        if self.inflight and not self._context.drained:
             self._quiet.clear()
             try:
                 async with asyncio.timeout(self._context.options.drain_s):
