@@ -13,7 +13,7 @@ from forebay.cli.repository import run
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions
 from forebay.cli.repository.plan import plan_of
-from forebay.cli.repository.triton import TritonOptions, idle_options
+from forebay.cli.repository.triton import TritonOptions, idle_options, verbosity
 from forebay.cli.settings import UserError
 
 wish = defaults
@@ -103,6 +103,13 @@ def test_switches_take_the_words_that_tritonserver_takes(
     plan, settings = seen[:2]
     assert (plan.exit_on_error, plan.listen.metrics_port is not None) == (on, on)
     assert settings.document()["log_info"] is on
+
+
+@pytest.mark.parametrize(("word", "level"), [("true", 1), ("False", 0), ("2", 2), (0, 0)])
+def test_the_verbosity_is_a_number_or_a_switch(word: str | int, level: int) -> None:
+    assert verbosity(word) == level
+    with pytest.raises(ValueError, match="not a level"):
+        verbosity("-1")
 
 
 def test_a_switch_takes_no_other_word(tmp_path: Path) -> None:

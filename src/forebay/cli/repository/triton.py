@@ -21,6 +21,14 @@ TraceValue = Annotated[str, typer.Option(hidden=True)]
 Foreign = Annotated[Switch, typer.Option(hidden=True)]
 
 
+def verbosity(word: str | int) -> int:
+    """The level of `--log-verbose`: a number, true or false. Raises `ValueError`."""
+    text = str(word).lower()
+    if text not in ("true", "false") and not text.isdecimal():
+        raise ValueError(f"{word!r} is not a level: 0, 1 and so on")
+    return int(text == "true") if text.isalpha() else int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class TritonOptions:
     """The options as given; each field has the name of its option. Those that default to None have no effect."""
@@ -32,7 +40,9 @@ class TritonOptions:
     response_cache_byte_size: Annotated[
         int, in_panel(HOW, min=0, help="Same as --cache-config local,size=BYTES.", show_default=False)
     ] = 0
-    log_verbose: Annotated[int, in_panel(TRACE, min=0, help="1 or more: log every request.")] = 0
+    log_verbose: Annotated[
+        int, in_panel(TRACE, parser=verbosity, metavar="LEVEL", help="1 or more: log every request.")
+    ] = 0
     log_file: Annotated[str, in_panel(TRACE, help="Log file.", show_default="standard error")] = ""
     log_info: Annotated[Switch, in_panel(TRACE, help="Log informational messages.")] = "true"
     log_warning: Annotated[Switch, in_panel(TRACE, help="Log warnings.")] = "true"
