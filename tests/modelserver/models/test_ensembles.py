@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from tests.modelserver.models.rig import BATCH_SIZE, IO, config, ensemble, numbers, serving, tensor, until, write
@@ -194,6 +195,8 @@ def test_requests_wait_while_a_reloaded_step_does_not_fit_the_one_that_still_loa
                 waits, left = server.ask("both", ONE), server.ask("both", ONE)
                 refused = await server.ask("both", ONE, sequence_id=7).error()
                 assert (refused.kind, refused.retry_after_s) == (Kind.UNAVAILABLE, 1)
+                late = await server.ask("both", ONE, deadline=monotonic() + 0.1).error()
+                assert late.kind is Kind.UNAVAILABLE
                 assert left.call is not None
                 left.call.cancel()
                 assert not waits.responses

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import monotonic, monotonic_ns
 from typing import Final, NamedTuple
 
@@ -178,9 +179,9 @@ class _Request:
         self._leave(run)  # may start another run of this request, which then comes here first
         if self._settle_until:
             return
-        self._settle_until = monotonic() + SETTLE_S
-        self.abandon()
         request = self._call.request
+        self._settle_until = min(monotonic() + SETTLE_S, request.deadline or inf)
+        self.abandon()
         if self._call.responses or request.sequence_id or request.sequence_start:  # cannot be repeated
             self._settle_until = 0.0
         self._owner.loop.call_soon(self._settle)
