@@ -87,7 +87,7 @@ def _looks_like_model(entry: "os.DirEntry[str]") -> bool:
 
 
 def _link_text(path: Path) -> str:
-    return f"{path} is a link out of the repository, to a folder that --allow-links-to does not name"
+    return f"{path} is a link out of the repository; `forebay serve --allow-links-to DIR` allows those to a folder"
 
 
 def _model(folder: Path, roots: Sequence[Path]) -> Found:
