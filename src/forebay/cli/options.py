@@ -42,6 +42,7 @@ def with_fields(**groups: type[Any]) -> Callable[[Callable[P, R]], Callable[...,
         parameters = list(all_parameters())
         for each in parameters:
             _take_words(each.annotation)
+        # Typer reads these two; typeshed's functions have no `__signature__`.
         expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         expanded.__annotations__ = {each.name: each.annotation for each in parameters}
         return expanded

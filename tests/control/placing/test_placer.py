@@ -57,9 +57,19 @@ def model(name: str, replicas: int, spare: bool = False, **placement: object) ->
 def unit(slot: Slot, generation: int = 1) -> ObservedUnit:
     """What the provider says of a slot that was started."""
     assert isinstance(slot.spec, WorkerSpec)
-    spot = {"node": slot.spec.node, "devices": slot.spec.devices, "cpus": slot.spec.cpus}
-    sizes = {"memory_bytes": slot.memory_bytes, "device_bytes": slot.device_bytes}
-    return ObservedUnit(slot.id, generation, Kind.REPLICA, slot.digest, 5.0, True, **spot, **sizes)  # type: ignore[arg-type]
+    return ObservedUnit(
+        slot.id,
+        generation,
+        Kind.REPLICA,
+        slot.digest,
+        5.0,
+        True,
+        node=slot.spec.node,
+        devices=slot.spec.devices,
+        cpus=slot.spec.cpus,
+        memory_bytes=slot.memory_bytes,
+        device_bytes=slot.device_bytes,
+    )
 
 
 def spots(plan: Plan) -> dict[str, str]:

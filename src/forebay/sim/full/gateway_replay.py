@@ -8,6 +8,7 @@ import io
 import math
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, cast
@@ -187,7 +188,7 @@ class _GatewayReplay:
                 done=done,
             )
             with self._network.node(node.id):
-                await loop.create_server(lambda node=node: _NodeConnection(node), "127.0.0.1", PORT_FIRST + at)  # type: ignore[misc]
+                await loop.create_server(partial(_NodeConnection, node), "127.0.0.1", PORT_FIRST + at)
             replicas.append(Replica(node.id, 1, REVISION, "127.0.0.1", PORT_FIRST + at, ReplicaState.READY))
         routes = ModelRoutes(
             MODEL,
