@@ -110,6 +110,10 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
             self._peer = str(name[0]) if name else ""
         return self._peer
 
+    def encrypted(self) -> bool:
+        """Whether the client uses TLS."""
+        return self.transport.get_extra_info("sslcontext") is not None
+
     def stream(self, data: bytes) -> None:
         """Write a piece of a stream; a client too far behind is disconnected."""
         if self._paused and self.transport.get_write_buffer_size() > self.common.limits.stream_buffer_bytes_max:

@@ -92,6 +92,11 @@ class Exchange:
         return self._line.peer()
 
     @property
+    def encrypted(self) -> bool:
+        """Whether its connection uses TLS."""
+        return self._line.encrypted()
+
+    @property
     def paused(self) -> bool:
         """Whether the client reads more slowly than we write."""
         return self._line.paused

@@ -1,14 +1,15 @@
 """A gateway with a certificate: streams over HTTPS, and a renewal while one is open."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.gateway.rig import ROUTES, Worker, chat, events, fronting, post, routes, working
 from tests.net.certificates import der, issue, seen, tls_peer, write
-from tests.net.rig import run, until
+from tests.net.rig import peer, run, until
 
-from forebay.core.model import TlsSpec
+from forebay.core.model import Sessions, TlsSpec
 from forebay.gateway.serve import NoPort
 from forebay.net import tls
 
@@ -52,6 +53,27 @@ def test_an_open_stream_goes_on_while_new_connections_see_the_new_certificate(
                     b'forebay_tls_reloads_total{gateway="gateway-0",outcome="taken"} 1.0'
                     in (await client.answer()).body
                 )
+
+    run(main())
+
+
+def test_the_cookie_of_a_session_is_for_https_only_if_it_was_set_over_https(tmp_path: Path) -> None:
+    base = replace(ROUTES, sessions=Sessions.COOKIE)
+
+    async def main() -> None:
+        worker = Worker()
+        async with working(worker):
+            cookies = []
+            for pair in (write(tmp_path, issue()), None):
+                folder = tmp_path / str(len(cookies))
+                folder.mkdir()
+                async with (
+                    fronting(folder, routes(worker, base=base), tls=pair) as front,
+                    (tls_peer if pair else peer)(front.port) as client,
+                ):
+                    client.send(post(chat()))  # waits until the gateway has heard from the replica
+                    cookies.append((await client.answer()).headers[b"set-cookie"])
+            assert [cookie.endswith(b"; Secure") for cookie in cookies] == [True, False]
 
     run(main())
 

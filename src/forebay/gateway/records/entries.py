@@ -43,10 +43,15 @@ def head_lines(relay: "Relay") -> bytes:
         REASONS[route.why],
         relay.side.note.encode() if relay.side is not None else b"",
         link.head_lines,
-        b"set-cookie: %b\r\n" % (SET_COOKIE % relay.session) if relay.session else b"",
+        _cookie_line(relay) if relay.session else b"",
         b"x-forebay-dispatch: %b\r\n" % chosen.why.encode() if chosen is not None else b"",
         relay.admitted.limit_lines(relay.scheduler.now()) if relay.admitted is not None else b"",
     )
+
+
+def _cookie_line(relay: "Relay") -> bytes:
+    secure = b"; Secure" if relay.exchange.encrypted else b""  # browsers drop such a cookie of plain HTTP
+    return b"set-cookie: %b%b\r\n" % (SET_COOKIE % relay.session, secure)
 
 
 def refusal_headers(relay: "Relay", now: float) -> list[Header]:
