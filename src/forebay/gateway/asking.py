@@ -37,6 +37,7 @@ FALLBACK: Final = b"x-forebay-fallback"
 DIGITS_MAX: Final = 9
 FOUR_BYTES_MAX: Final = 0xFFFF_FFFF
 REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+DEADLINE_LINE: Final = b"\r\n%b: " % DEADLINE
 SESSION: Final = b"x-forebay-session"
 """Header whose value keeps requests together, for models with sessions or the policy `consistent_hash`."""
 COOKIE: Final = re.compile(rb"(?:^|;)\s*forebay-session=([\x21-\x3a\x3c-\x7e]{1,128})\s*(?:;|$)")
@@ -206,7 +207,15 @@ def prepare(relay: "Relay", request: RequestFields, body: bytes, endpoint: "Endp
         if session is None and routes.sessions is _COOKIE:
             relay.session = session = random_hex(16).encode()
         relay.routing = routing_of(request, id, routes=routes, lengths=lengths, session=session, band=relay.band)
-    relay.request = b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, len(body), body)
+    deadline = None if endpoint.task is _CHAT else relay.exchange.header(DEADLINE)
+    line = DEADLINE_LINE + deadline if deadline is not None else b""
+    relay.request = b"%b%b%b\r\ncontent-length: %d\r\n\r\n%b" % (endpoint.head, id, line, len(body), body)
+
+
+def with_time_left(request: bytes, left_s: float) -> bytes:
+    """An upstream request with what is left of its deadline: the replica counts it from the request's arrival."""
+    before, line, rest = request.partition(DEADLINE_LINE)
+    return b"%b%b%d%b" % (before, line, max(1, round(left_s * 1000)), rest[rest.index(b"\r") :]) if line else request
 
 
 def session_of(exchange: Exchange, routes: ModelRoutes) -> bytes | None:

@@ -24,7 +24,7 @@ from tests.gateway.rig import (
     routes,
     working,
 )
-from tests.net.rig import Answer, lone, peer, run
+from tests.net.rig import Answer, lone, peer, run, until
 
 from forebay.core.errors import Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, ReplicaState, Snapshot, StandIn, Task
@@ -33,6 +33,7 @@ from forebay.net.server import Exchange
 
 BINARY = (b"content-type", b"application/octet-stream")
 BASE = replace(ROUTES, name="net", task=Task.TENSOR)
+QUEUED = 'forebay_queue_depth{model="net"}'
 INFER = b"/v2/models/net/infer"
 FORM = b"content-type: multipart/form-data; boundary=xx"
 
@@ -78,7 +79,7 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
             assert (sent.target, worker.bodies[0] == body) == (b"/v2/models/net/versions/7/infer", True)
             for name in (b"content-type", b"inference-header-content-length", b"accept-encoding"):
                 assert sent.header(name) in (b"application/octet-stream", b"3", b"gzip")
-            assert sent.header(b"x-forebay-deadline-ms") == b"60000"
+            assert 0 < int(sent.header(b"x-forebay-deadline-ms") or b"") <= 60_000
             assert sent.header(b"x-forebay-gateway") == b"1"
             assert await front.metric('forebay_prompt_tokens_total{model="net"}') == 0, "what is binary is no text"
 
@@ -124,6 +125,30 @@ def test_an_alias_is_replaced_where_the_model_is_named(tmp_path: Path) -> None:
         assert worker.bodies[2:] == [b'{"model":"net","query":1}', form(b"net")]
 
     run(main())
+
+
+def test_a_replica_is_told_what_is_left_of_the_deadline(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    worker = net(held.append)
+    worker.report = replace(worker.report, capacity=1)
+    fields = (b"content-type: x-forebay-deadline-ms", b"x-forebay-deadline-ms: 60000")  # a value that looks like it
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with cluster(tmp_path, worker, base=BASE) as front, asyncio.TaskGroup() as group:
+            asked = [group.create_task(front.ask(post(b"{}", INFER, *fields))) for _ in range(4)]
+            while not (held and await front.metric(QUEUED)):
+                await asyncio.sleep(0.005)
+            queued = loop.time()
+            await until(lambda: loop.time() > queued + 0.02)
+            for n in range(4):
+                await until(lambda n=n: len(held) > n)
+                echo(held[n])
+            assert {(await task).status for task in asked} == {200}
+
+    run(main())
+    assert held[3].header(b"content-type") == b"x-forebay-deadline-ms"
+    assert 0 < int(held[3].header(b"x-forebay-deadline-ms") or b"") <= 59_980
 
 
 def test_what_a_replica_has_no_room_for_another_one_does_but_never_a_part_of_a_sequence(tmp_path: Path) -> None:

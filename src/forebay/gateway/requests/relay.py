@@ -12,12 +12,13 @@ from forebay.core.admission import Ticket
 from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Code, Refusal
 from forebay.core.resilience import Outcome, State
 from forebay.gateway.account import UNREPORTED, begun, usage
+from forebay.gateway.asking import with_time_left
 from forebay.gateway.dispatch.fallback import step_back
 from forebay.gateway.records.entries import head_lines, refusal_headers
 from forebay.gateway.requests.state import BYTES, EVENTS, FAILED, RETRY, WAITING, WHOLE, RequestState
 from forebay.gateway.tensor.answers import CODES, code_in, code_of, has_length, is_retryable
 from forebay.net.client import Call, CallError, Header
-from forebay.net.replica_protocol import CONTINUE, ERROR, RESUMABLE, RETRYABLE, USAGE
+from forebay.net.replica_protocol import CONTINUE, DEADLINE, ERROR, RESUMABLE, RETRYABLE, USAGE
 from forebay.net.server import Exchange
 from forebay.wire import http1
 from forebay.wire.errors import error_body, error_event, error_text, id_headers
@@ -77,7 +78,10 @@ class Relay(RequestState):
         self.link = link
         self.mode = WAITING
         self._size = 0
-        self._call = link.pool.call(self._continuation() if self.exchange.started else self.request, self)
+        request = self._continuation() if self.exchange.started else self.request
+        if self.exchange.header(DEADLINE) is not None:
+            request = with_time_left(request, self.ticket.last - self.scheduler.now())
+        self._call = link.pool.call(request, self)
 
     def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
         """End it with an error response."""

@@ -11,7 +11,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
-from forebay.net.replica_protocol import DEADLINE, GATEWAY
+from forebay.net.replica_protocol import GATEWAY
 from forebay.wire.apis.request_fields import FIELD, RequestFields
 from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
@@ -42,10 +42,8 @@ FORWARDED: Final = (
     b"inference-header-content-length",
     b"accept",
     b"accept-encoding",
-    DEADLINE,
 )
-"""Request headers that are forwarded. The replica counts the deadline from the arrival of the request: time queued
-here is not subtracted, so that no request is rejected too early."""
+"""Request headers that are forwarded."""
 PACKED: Final = (b"inference-header-content-length", b"content-encoding")
 """Headers of bodies that are not, or not only, text."""
 FORM: Final = b"multipart/form-data"
