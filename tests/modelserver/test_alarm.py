@@ -17,7 +17,7 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio"
 
 
 @LOOPS
-def test_it_rings_once_for_the_earliest_time_and_not_before(run: Run) -> None:
+def test_alarm_fires_once_at_the_earliest_time(run: Run) -> None:
     async def rings() -> None:
         rang: list[float] = []
         heard = asyncio.Event()
@@ -38,7 +38,7 @@ def test_it_rings_once_for_the_earliest_time_and_not_before(run: Run) -> None:
 
 
 @LOOPS
-def test_a_closed_alarm_is_silent_and_leaves_nothing_open(run: Run) -> None:
+def test_closed_alarm_does_not_fire_and_leaks_nothing(run: Run) -> None:
     async def closed() -> None:
         before = len(os.listdir("/proc/self/fd"))
         rang: list[int] = []
@@ -55,7 +55,7 @@ def test_a_closed_alarm_is_silent_and_leaves_nothing_open(run: Run) -> None:
     run(closed())
 
 
-def test_what_the_kernel_refuses_is_said() -> None:
+def test_invalid_time_raises_oserror() -> None:
     async def refused() -> None:
         alarm = Alarm(lambda: None)
         with pytest.raises(OSError, match="Invalid argument"):

@@ -1,4 +1,4 @@
-"""Shared memory that clients register: what is refused, and what happens when it changes under the server."""
+"""Shared memory regions of clients: invalid registrations, and regions that change while in use."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_parts_are_read_and_written_where_they_are(folder: Path) -> None:
+def test_parts_of_a_region_are_read_and_written_in_place(folder: Path) -> None:
     regions = SharedRegions(str(folder))
     regions.register(region())
     assert bytes(regions.read("r", 4, 3)) == bytes([20, 21, 22])
@@ -54,7 +54,7 @@ def test_parts_are_read_and_written_where_they_are(folder: Path) -> None:
     ],
     ids=lambda value: value.key if isinstance(value, Region) else "",
 )
-def test_what_is_no_memory_of_a_client_is_refused(folder: Path, given: Region, kind: Kind, text: str) -> None:
+def test_invalid_region_is_rejected(folder: Path, given: Region, kind: Kind, text: str) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to(folder / "k")
     (folder / "folder").mkdir()
@@ -66,7 +66,7 @@ def test_what_is_no_memory_of_a_client_is_refused(folder: Path, given: Region, k
     assert regions.status(MemoryKind.SYSTEM, "") == []
 
 
-def test_names_are_unique_and_their_number_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_names_are_unique_and_limited_in_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.modelserver.regions.REGIONS_MAX", 2)
     assert REGIONS_MAX > 2
     regions = SharedRegions(str(folder))
@@ -102,7 +102,7 @@ def test_names_are_unique_and_their_number_is_bounded(folder: Path, monkeypatch:
         (0, 2**64 - 1, "Invalid offset [+] byte size for shared memory region: 'r'"),
     ],
 )
-def test_nothing_outside_of_a_region_is_touched(folder: Path, offset: int, size: int, text: str) -> None:
+def test_access_outside_a_region_is_rejected(folder: Path, offset: int, size: int, text: str) -> None:
     regions = SharedRegions(str(folder))
     regions.register(region())
     with pytest.raises(Refused, match=text):
@@ -115,7 +115,7 @@ def test_nothing_outside_of_a_region_is_touched(folder: Path, offset: int, size:
         regions.target("r", 0, 2).put("OUT", b"abc")
 
 
-def test_memory_that_shrinks_is_an_error_and_not_the_end(folder: Path) -> None:
+def test_shrunk_region_is_an_error_not_a_crash(folder: Path) -> None:
     regions = SharedRegions(str(folder))
     regions.register(region())
     target = regions.target("r", 0, 32)
@@ -128,7 +128,7 @@ def test_memory_that_shrinks_is_an_error_and_not_the_end(folder: Path) -> None:
     assert bytes(regions.read("r", 0, 4)) == bytes([16, 17, 18, 19])
 
 
-def test_requests_go_on_with_a_region_that_is_unregistered(folder: Path) -> None:
+def test_unregistered_region_stays_usable_by_requests_in_flight(folder: Path) -> None:
     regions = SharedRegions(str(folder))
     regions.register(region())
     target = regions.target("r", 0, 4)

@@ -1,4 +1,4 @@
-"""A front on a free port, before models in memory that do what their names say."""
+"""An HTTP frontend on a free port over in-memory models named after what they do."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import structlog
-from tests.modelserver.described import fits
+from tests.modelserver.openapi_check import fits
 from tests.net.rig import Answer, Peer, peer, serving
 
 from forebay.core.model import Limits

@@ -1,4 +1,4 @@
-"""Triton's own client, unmodified, against the front."""
+"""Triton's own HTTP client, unmodified, against the frontend."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.dtype))
-def test_every_datatype_comes_back_as_it_went(array: Any) -> None:
+def test_every_datatype_round_trips_unchanged(array: Any) -> None:
     async def main() -> None:
         async with rig() as it, aio.InferenceServerClient(f"127.0.0.1:{it.server.port}") as client:
             datatype = utils.np_to_triton_dtype(array.dtype)
@@ -37,7 +37,7 @@ def test_every_datatype_comes_back_as_it_went(array: Any) -> None:
     run(main())
 
 
-def test_numbers_that_are_none_survive_json() -> None:
+def test_nan_and_infinity_round_trip_as_json() -> None:
     async def main() -> None:
         async with rig() as it, aio.InferenceServerClient(f"127.0.0.1:{it.server.port}") as client:
             array = np.array([np.nan, np.inf, -np.inf, 1.5], "f4")
@@ -49,7 +49,7 @@ def test_numbers_that_are_none_survive_json() -> None:
     run(main())
 
 
-def test_its_other_calls_work_too() -> None:
+def test_client_metadata_repository_and_settings_calls_succeed() -> None:
     async def main() -> None:
         async with rig() as it, aio.InferenceServerClient(f"127.0.0.1:{it.server.port}") as client:
             assert await client.is_server_live()
@@ -77,7 +77,7 @@ def test_its_other_calls_work_too() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_it_may_compress(coding: str) -> None:
+def test_client_request_and_response_compression(coding: str) -> None:
     async def main() -> None:
         async with rig() as it, aio.InferenceServerClient(f"127.0.0.1:{it.server.port}") as client:
             given = aio.InferInput("IN", [3], "INT32")

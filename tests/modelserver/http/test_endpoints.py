@@ -1,4 +1,4 @@
-"""The endpoints beside inference: what they answer, and to which methods."""
+"""HTTP endpoints other than inference: responses and allowed methods."""
 
 import base64
 from typing import Any
@@ -9,7 +9,7 @@ from tests.modelserver.http.rig import rig, told
 from tests.net.rig import run
 
 
-def test_a_server_tells_of_itself_and_of_its_models() -> None:
+def test_server_and_model_metadata_and_config() -> None:
     async def main() -> None:
         async with rig(version="9") as it:
             server = told(await it.ask("GET", "/v2"))
@@ -33,7 +33,7 @@ def test_a_server_tells_of_itself_and_of_its_models() -> None:
     run(main())
 
 
-def test_health_is_a_status_without_a_body() -> None:
+def test_health_endpoints_return_only_a_status() -> None:
     async def main() -> None:
         async with rig() as it:
             for path in (
@@ -51,7 +51,7 @@ def test_health_is_a_status_without_a_body() -> None:
     run(main())
 
 
-def test_statistics_have_tritons_fields() -> None:
+def test_statistics_have_triton_fields() -> None:
     async def main() -> None:
         async with rig() as it:
             (stats,) = told(await it.ask("GET", "/v2/models/echo/versions/1/stats"))["model_stats"]
@@ -71,7 +71,7 @@ def test_statistics_have_tritons_fields() -> None:
     run(main())
 
 
-def test_the_repository_is_listed_and_changed() -> None:
+def test_repository_index_load_and_unload() -> None:
     async def main() -> None:
         async with rig() as it:
             assert told(await it.ask("POST", "/v2/repository/index")) == [
@@ -92,7 +92,7 @@ def test_the_repository_is_listed_and_changed() -> None:
     run(main())
 
 
-def test_a_load_that_fails_says_why() -> None:
+def test_failed_load_returns_the_reason_but_no_internal_details() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("POST", "/v2/repository/models/bad/load")
@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, str, bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "text"), REFUSED)
-def test_what_is_not_understood_is_refused_in_tritons_words(
+def test_invalid_request_gets_the_triton_error_text(
     method: str, path: str, body: bytes, status: int, text: str
 ) -> None:
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_what_is_not_understood_is_refused_in_tritons_words(
     run(main())
 
 
-def test_shared_memory_is_registered_listed_and_forgotten() -> None:
+def test_shared_memory_register_status_and_unregister() -> None:
     async def main() -> None:
         async with rig() as it:
             region = b'{"key":"/one","offset":16,"byte_size":64}'
@@ -182,7 +182,7 @@ def test_shared_memory_is_registered_listed_and_forgotten() -> None:
     run(main())
 
 
-def test_settings_are_shown_and_changed() -> None:
+def test_trace_and_log_settings_can_be_read_and_updated() -> None:
     async def main() -> None:
         async with rig() as it:
             assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
@@ -195,7 +195,7 @@ def test_settings_are_shown_and_changed() -> None:
     run(main())
 
 
-def test_a_request_of_an_unknown_method_is_refused_in_the_words_of_the_protocol() -> None:
+def test_unknown_http_method_gets_a_json_error() -> None:
     async def main() -> None:
         async with rig() as it:
             it.line.send(b"FOO /v2 HTTP/1.1\r\nhost: a\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Inference over HTTP: JSON and binary tensors, forms of outputs, codings, and what goes wrong."""
+"""Inference over HTTP: JSON and binary tensors, output formats, content encodings, errors."""
 
 import gzip
 import re
@@ -47,7 +47,7 @@ def parts(answer: Answer) -> tuple[Any, bytes]:
     return told(Answer(0, {}, answer.body[:size])), answer.body[size:]
 
 
-def test_json_comes_back_as_json_in_tritons_order() -> None:
+def test_json_response_has_triton_field_order() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.infer("echo", {"id": "7", "inputs": [fp32([1, 2.5, -3, 4e10])]})
@@ -68,7 +68,7 @@ def test_json_comes_back_as_json_in_tritons_order() -> None:
     run(main())
 
 
-def test_binary_tensors_lie_behind_the_json_both_ways() -> None:
+def test_binary_tensors_follow_the_json_in_request_and_response() -> None:
     async def main() -> None:
         async with rig() as it:
             document = {
@@ -89,7 +89,7 @@ def test_binary_tensors_lie_behind_the_json_both_ways() -> None:
     run(main())
 
 
-def test_each_output_has_the_form_that_it_is_asked_for_in() -> None:
+def test_binary_or_json_is_chosen_per_requested_output() -> None:
     async def main() -> None:
         async with rig() as it:
             document = {
@@ -104,7 +104,7 @@ def test_each_output_has_the_form_that_it_is_asked_for_in() -> None:
     run(main())
 
 
-def test_an_answer_without_bytes_has_no_length_header() -> None:
+def test_empty_binary_output_has_no_json_length_header() -> None:
     async def main() -> None:
         async with rig() as it:
             document = {"inputs": [fp32([], [0])], "parameters": {"binary_data_output": True}}
@@ -151,7 +151,7 @@ def test_the_deadline_header_sets_the_deadline_of_a_request() -> None:
     run(main())
 
 
-def test_the_best_classes_are_named() -> None:
+def test_classification_returns_top_classes_with_labels() -> None:
     async def main() -> None:
         async with rig() as it:
             output = {"name": "OUT", "parameters": {"classification": 2}}
@@ -174,7 +174,7 @@ def test_the_best_classes_are_named() -> None:
 
 
 @pytest.mark.interpreted
-def test_while_a_long_request_is_read_others_are_answered_and_its_client_may_leave(
+def test_parsing_a_large_request_blocks_no_others_and_stops_mattering_on_disconnect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
@@ -203,7 +203,7 @@ def test_while_a_long_request_is_read_others_are_answered_and_its_client_may_lea
     run(main())
 
 
-def test_tensors_in_shared_memory_do_not_travel() -> None:
+def test_shared_memory_tensors_are_not_in_the_body() -> None:
     async def main() -> None:
         async with rig() as it:
             it.space.register(Region(MemoryKind.SYSTEM, "shop", 64, key="/shop"))
@@ -223,7 +223,7 @@ def test_tensors_in_shared_memory_do_not_travel() -> None:
     run(main())
 
 
-def test_a_body_may_be_one_raw_tensor() -> None:
+def test_raw_body_is_the_only_input() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("POST", "/v2/models/echo/infer", FOUR, Inference_Header_Content_Length="0")
@@ -242,7 +242,7 @@ def test_a_body_may_be_one_raw_tensor() -> None:
     ("coding", "pack", "unpack"),
     [("gzip", gzip.compress, gzip.decompress), ("deflate", zlib.compress, zlib.decompress)],
 )
-def test_bodies_are_compressed_both_ways(coding: str, pack: Any, unpack: Any) -> None:
+def test_request_and_response_bodies_can_be_compressed(coding: str, pack: Any, unpack: Any) -> None:
     async def main() -> None:
         async with rig() as it:
             text = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[4],"parameters":{"binary_data_size":16}}]}'
@@ -264,7 +264,7 @@ def test_bodies_are_compressed_both_ways(coding: str, pack: Any, unpack: Any) ->
     run(main())
 
 
-def test_a_large_answer_is_packed_elsewhere() -> None:
+def test_large_response_is_compressed_off_the_event_loop() -> None:
     async def main() -> None:
         async with rig() as it:
             size = 40_000
@@ -281,7 +281,7 @@ def test_a_large_answer_is_packed_elsewhere() -> None:
     run(main())
 
 
-def test_a_small_body_cannot_become_a_large_one() -> None:
+def test_decompressed_json_and_tensor_sizes_are_limited() -> None:
     async def main() -> None:
         async with rig(json_bytes_max=1000) as it:
             body = gzip.compress(b" " * 1001)
@@ -297,7 +297,7 @@ def test_a_small_body_cannot_become_a_large_one() -> None:
     run(main())
 
 
-def test_headers_become_parameters_where_that_is_wanted() -> None:
+def test_matching_headers_are_forwarded_as_parameters() -> None:
     async def main() -> None:
         async with rig(forwarded_headers=re.compile("^x-|priority")) as it:
             document = {"inputs": [fp32([1], [1])]}
@@ -322,7 +322,7 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("model", "status", "text"), FAILED)
-def test_a_model_that_fails_is_reported(model: str, status: int, text: str) -> None:
+def test_model_error_is_returned_and_connection_stays_open(model: str, status: int, text: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.infer(model, {"inputs": [fp32([1], [1])]})
@@ -333,7 +333,7 @@ def test_a_model_that_fails_is_reported(model: str, status: int, text: str) -> N
     run(main())
 
 
-def test_our_own_mistake_costs_one_answer_and_is_logged() -> None:
+def test_internal_error_fails_one_request_and_is_logged() -> None:
     async def main() -> None:
         async with rig() as it:
             with capture_logs() as logs:
@@ -344,7 +344,7 @@ def test_our_own_mistake_costs_one_answer_and_is_logged() -> None:
     run(main())
 
 
-def test_a_client_that_leaves_cancels_its_request() -> None:
+def test_client_disconnect_cancels_the_request() -> None:
     async def main() -> None:
         async with rig() as it:
             for n, (path, body) in enumerate(
@@ -368,7 +368,7 @@ async def generated(it: Rig, model: str, body: Any, how: str = "generate") -> An
     return await it.ask("POST", f"/v2/models/{model}/{how}", data)
 
 
-def test_generate_takes_fields_and_gives_fields() -> None:
+def test_generate_maps_json_fields_to_inputs_and_outputs() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await generated(
@@ -388,7 +388,7 @@ def test_generate_takes_fields_and_gives_fields() -> None:
     run(main())
 
 
-def test_generate_wants_exactly_one_response() -> None:
+def test_generate_requires_exactly_one_response() -> None:
     async def main() -> None:
         async with rig() as it:
             for prompt in ("a b", ""):
@@ -401,7 +401,7 @@ def test_generate_wants_exactly_one_response() -> None:
     run(main())
 
 
-def test_a_stream_tells_responses_as_they_come_and_errors_in_band() -> None:
+def test_generate_stream_sends_responses_and_errors_as_events() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await generated(it, "words", {"prompt": "one two fail"}, "generate_stream")
@@ -420,7 +420,7 @@ def test_a_stream_tells_responses_as_they_come_and_errors_in_band() -> None:
     run(main())
 
 
-def test_responses_after_the_client_has_left_go_nowhere() -> None:
+def test_responses_after_client_disconnect_are_dropped() -> None:
     async def main() -> None:
         async with rig() as it:
             for path, body in (("infer", b'{"inputs":[]}'), ("generate", b"{}"), ("generate_stream", b"{}")):
@@ -435,7 +435,7 @@ def test_responses_after_the_client_has_left_go_nowhere() -> None:
     run(main())
 
 
-def test_a_mistake_amid_a_stream_cuts_it() -> None:
+def test_internal_error_during_a_stream_aborts_it() -> None:
     async def main() -> None:
         async with rig() as it:
             with capture_logs() as logs:
@@ -447,7 +447,7 @@ def test_a_mistake_amid_a_stream_cuts_it() -> None:
     run(main())
 
 
-def test_our_own_mistake_in_a_generation_is_an_error() -> None:
+def test_internal_error_in_generate_returns_500() -> None:
     async def main() -> None:
         async with rig() as it:
             for how in ("generate", "generate_stream"):
@@ -473,7 +473,7 @@ UNGENERATED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("model", "body", "text"), UNGENERATED)
-def test_generate_refuses_what_does_not_fit(model: str, body: Any, text: str) -> None:
+def test_generate_rejects_invalid_bodies(model: str, body: Any, text: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await generated(it, model, body)
@@ -483,7 +483,7 @@ def test_generate_refuses_what_does_not_fit(model: str, body: Any, text: str) ->
     run(main())
 
 
-def test_generate_bounds_its_inputs_and_takes_no_coding() -> None:
+def test_generate_limits_input_size_and_rejects_content_encoding() -> None:
     async def main() -> None:
         async with rig(json_bytes_max=20) as it:
             answer = await generated(it, "one", {"prompt": "a" * 17})

@@ -1,4 +1,4 @@
-"""A model server with real processes on a repository that a test writes."""
+"""A model server with real processes over a repository that a test writes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A budget of memory: what loads stays, who needs memory that is busy waits in a line, and growth is noticed."""
+"""The memory budget: loaded models stay, loads wait in a queue for busy memory, and growth is noticed."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -121,7 +121,7 @@ def in_room(work: Any, turn_s: float = PATIENCE_S, pause_s: float = 0.0) -> None
     asyncio.run(main())
 
 
-def test_what_is_being_loaded_does_not_give_way() -> None:
+def test_model_being_loaded_is_not_evicted() -> None:
     async def work(rig: Rig) -> None:
         a, b = Fake("a"), Fake("b", 8)
         await rig.admit(a)
@@ -219,7 +219,7 @@ def test_a_load_without_waiting_requests_leaves_the_queue() -> None:
     in_room(work)
 
 
-def test_the_longest_loaded_models_end_their_turn_and_no_more_than_needed() -> None:
+def test_turns_end_oldest_first_and_only_as_many_as_needed() -> None:
     async def work(rig: Rig) -> None:
         pinned, a, b = Fake("pinned", 2, pinned=True), Fake("a", 4), Fake("b", 4)
         await rig.hold(pinned, a, b)
@@ -252,7 +252,7 @@ def test_a_model_that_cannot_free_enough_memory_is_not_held() -> None:
     in_room(work, turn_s=0.0)
 
 
-def test_a_held_model_continues_when_no_model_waits() -> None:
+def test_held_model_resumes_when_no_model_waits_for_memory() -> None:
     async def work(rig: Rig) -> None:
         busy = Fake("busy", 6)
         await rig.hold(busy)
@@ -268,7 +268,7 @@ def test_a_held_model_continues_when_no_model_waits() -> None:
     in_room(work, turn_s=0.0)
 
 
-def test_a_turn_ends_when_its_time_is_over() -> None:
+def test_turn_ends_after_turn_s() -> None:
     async def work(rig: Rig) -> None:
         busy = Fake("busy", 6)
         await rig.hold(busy)
@@ -280,7 +280,7 @@ def test_a_turn_ends_when_its_time_is_over() -> None:
     in_room(work, turn_s=0.05)
 
 
-def test_a_client_that_waits_for_each_answer_keeps_its_model_between_its_requests() -> None:
+def test_closed_loop_client_keeps_its_model_loaded_between_requests() -> None:
     async def work(rig: Rig) -> None:
         a = Fake("a", 6)
         await rig.hold(a)
@@ -296,7 +296,7 @@ def test_a_client_that_waits_for_each_answer_keeps_its_model_between_its_request
     in_room(work, pause_s=0.05)
 
 
-def test_a_pause_ends_with_the_turn_and_with_the_server() -> None:
+def test_pause_ends_with_the_turn_and_at_shutdown() -> None:
     async def over(rig: Rig) -> None:
         a, b = Fake("a", 6), Fake("b")
         await rig.hold(a)
@@ -318,7 +318,7 @@ def test_a_pause_ends_with_the_turn_and_with_the_server() -> None:
     in_room(closing, pause_s=PATIENCE_S)
 
 
-def test_all_models_are_ready_after_a_start_that_needs_more_memory_than_there_is(tmp_path: Path) -> None:
+def test_startup_models_exceeding_the_budget_are_all_ready(tmp_path: Path) -> None:
     names = tuple("abcdef")
     for name in names:
         write(tmp_path, name, config(), HEAVY)
@@ -334,7 +334,7 @@ def test_all_models_are_ready_after_a_start_that_needs_more_memory_than_there_is
     asyncio.run(main())
 
 
-def test_a_start_that_fails_names_the_model(tmp_path: Path) -> None:
+def test_startup_failure_names_the_model(tmp_path: Path) -> None:
     write(tmp_path, "huge", config(), HEAVY)
 
     async def main() -> None:
@@ -352,7 +352,7 @@ def test_a_start_that_fails_names_the_model(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_no_request_is_lost_while_three_models_take_turns_with_two_places(tmp_path: Path) -> None:
+def test_no_request_is_lost_when_three_models_share_memory_for_two(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path, name, config(), HEAVY)
 
@@ -377,7 +377,7 @@ def test_no_request_is_lost_while_three_models_take_turns_with_two_places(tmp_pa
     asyncio.run(main())
 
 
-def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_to_come_back(tmp_path: Path) -> None:
+def test_request_waiting_for_memory_keeps_its_deadline_and_gets_retry_after(tmp_path: Path) -> None:
     gate, root = tmp_path / "gate", tmp_path / "r"
     write(root, "a", config(), HEAVY)
     write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
@@ -401,7 +401,7 @@ def test_a_request_that_waits_for_its_model_keeps_its_deadline_and_is_told_when_
     asyncio.run(main())
 
 
-def test_models_that_grow_are_measured_again_and_others_sleep_for_them(tmp_path: Path) -> None:
+def test_growing_model_is_remeasured_and_evicts_others(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path, name, config(), GROWING)
 
@@ -420,7 +420,7 @@ def test_models_that_grow_are_measured_again_and_others_sleep_for_them(tmp_path:
     asyncio.run(main())
 
 
-def test_models_that_are_always_busy_take_turns_and_no_request_is_lost(tmp_path: Path) -> None:
+def test_always_busy_models_take_turns_without_losing_requests(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path, name, config(), HEAVY)
 
@@ -441,7 +441,7 @@ def test_models_that_are_always_busy_take_turns_and_no_request_is_lost(tmp_path:
     asyncio.run(main())
 
 
-def test_a_model_that_is_held_can_be_unloaded_and_finishes_what_it_has(tmp_path: Path) -> None:
+def test_held_model_finishes_its_requests_when_unloaded(tmp_path: Path) -> None:
     gate, root = tmp_path / "gate", tmp_path / "r"
     write(root, "a", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
     write(root, "b", config(), HEAVY)

@@ -1,4 +1,4 @@
-"""Loads, reloads, unloads, crashes and requests in any order: every request ends once, and with a true answer."""
+"""Random loads, reloads, unloads, crashes and requests: every request ends once, with a correct result."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,9 @@ class _World:
 
 @settings(max_examples=4, phases=[Phase.generate])
 @given(st.lists(st.tuples(STEPS, TURNS), min_size=6, max_size=STEPS_MAX))
-def test_every_request_ends_once_and_truly_whatever_happens_to_its_model(steps: list[tuple[str, int]]) -> None:
+def test_every_request_ends_once_with_a_correct_result_under_any_sequence_of_events(
+    steps: list[tuple[str, int]],
+) -> None:
     async def main(root: Path) -> None:
         write(root, "m", config("dynamic_batching {}"), SOURCE.replace("{add}", "0"))
         async with serving(root, startup=("m",)) as server:

@@ -1,4 +1,4 @@
-"""Models made of models: what flows, who is loaded for whom, and what goes wrong in between."""
+"""Ensembles: data flow, loading and unloading of steps, and failures in a step."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ def chain(root: Path) -> None:
     ensemble(root, "both", CHAIN, WHOLE)
 
 
-def test_a_request_goes_through_all_steps_and_counts_in_each(tmp_path: Path) -> None:
+def test_ensemble_request_runs_all_steps_and_counts_in_each(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -48,7 +48,7 @@ def test_a_request_goes_through_all_steps_and_counts_in_each(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_step_that_fails_is_named(tmp_path: Path) -> None:
+def test_failing_or_unloaded_step_is_named_in_the_error(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -83,7 +83,7 @@ EMPTY = """
 
 
 @pytest.mark.parametrize("rows", [0, 4, 11])
-def test_a_step_that_changes_the_batch_size_is_at_fault_and_not_the_client(tmp_path: Path, rows: int) -> None:
+def test_step_changing_the_batch_size_is_an_internal_error(tmp_path: Path, rows: int) -> None:
     chain(tmp_path)
     write(tmp_path, "add", config(), WIDER)
 
@@ -97,7 +97,7 @@ def test_a_step_that_changes_the_batch_size_is_at_fault_and_not_the_client(tmp_p
     asyncio.run(main())
 
 
-def test_a_step_that_leaves_an_output_out_is_at_fault_and_not_the_client(tmp_path: Path) -> None:
+def test_step_omitting_an_output_is_an_internal_error(tmp_path: Path) -> None:
     chain(tmp_path)
     write(tmp_path, "add", config(), EMPTY)
 
@@ -111,7 +111,7 @@ def test_a_step_that_leaves_an_output_out_is_at_fault_and_not_the_client(tmp_pat
     asyncio.run(main())
 
 
-def test_of_what_a_step_does_not_take_the_client_is_at_fault_only_for_its_own(tmp_path: Path) -> None:
+def test_step_rejecting_an_input_is_a_client_error_only_for_client_inputs(tmp_path: Path) -> None:
     two = 'input { name: "MORE" data_type: TYPE_FP32 dims: [ 1 ] }'
     write(tmp_path, "add", config(), ADD)
     write(tmp_path, "double", config(dims="1").replace("output", f"{two}\noutput", 1), DOUBLE)
@@ -135,7 +135,7 @@ def test_of_what_a_step_does_not_take_the_client_is_at_fault_only_for_its_own(tm
     asyncio.run(main())
 
 
-def test_steps_are_loaded_with_an_ensemble_and_unloaded_unless_otherwise_needed(tmp_path: Path) -> None:
+def test_ensemble_loads_its_steps_and_unloads_those_not_needed_elsewhere(tmp_path: Path) -> None:
     chain(tmp_path)
     ensemble(tmp_path, "twice", [("both", {"IN": "IN"}, {"OUT": "a"}), ("both", {"IN": "a"}, {"OUT": "OUT"})], WHOLE)
 
@@ -154,7 +154,7 @@ def test_steps_are_loaded_with_an_ensemble_and_unloaded_unless_otherwise_needed(
     asyncio.run(main())
 
 
-def test_a_reloaded_part_is_used_at_once(tmp_path: Path) -> None:
+def test_reloaded_step_is_used_immediately(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -175,7 +175,7 @@ HELD = """
 """
 
 
-def test_requests_wait_while_a_reloaded_step_does_not_fit_the_one_that_still_loads(tmp_path: Path) -> None:
+def test_requests_wait_while_reloaded_steps_are_temporarily_incompatible(tmp_path: Path) -> None:
     gate, root = tmp_path / "gate", tmp_path / "r"
     chain(root)
 
@@ -208,7 +208,7 @@ def test_requests_wait_while_a_reloaded_step_does_not_fit_the_one_that_still_loa
     asyncio.run(main())
 
 
-def test_requests_whose_steps_no_longer_fit_are_not_the_clients_fault(tmp_path: Path) -> None:
+def test_incompatible_reloaded_step_makes_requests_unavailable_not_invalid(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -224,7 +224,7 @@ def test_requests_whose_steps_no_longer_fit_are_not_the_clients_fault(tmp_path: 
     asyncio.run(main())
 
 
-def test_an_ensemble_that_is_loaded_again_is_checked_against_its_reloaded_steps(tmp_path: Path) -> None:
+def test_reloaded_ensemble_is_validated_against_its_reloaded_steps(tmp_path: Path) -> None:
     chain(tmp_path)
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_an_ensemble_that_is_loaded_again_is_checked_against_its_reloaded_steps(
     asyncio.run(main())
 
 
-def test_ensembles_that_cannot_work_are_not_loaded(tmp_path: Path) -> None:
+def test_invalid_ensembles_are_not_loaded_and_report_the_reason(tmp_path: Path) -> None:
     chain(tmp_path)
     ensemble(tmp_path, "lacks", [("nobody", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
     ensemble(tmp_path, "wrong", [("add", {"INPUT": "IN"}, {"OUT": "OUT"})], WHOLE)
@@ -255,7 +255,7 @@ def test_ensembles_that_cannot_work_are_not_loaded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_wanted_outputs_decide_which_steps_run(tmp_path: Path) -> None:
+def test_only_steps_for_requested_outputs_run(tmp_path: Path) -> None:
     chain(tmp_path)
     outputs = (
         'output { name: "A" data_type: TYPE_FP32 dims: [-1] } output { name: "B" data_type: TYPE_FP32 dims: [-1] }'
@@ -276,7 +276,7 @@ def test_wanted_outputs_decide_which_steps_run(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_cancelled_ensemble_request_releases_its_steps(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = tmp_path / "r"
     chain(root)
@@ -302,7 +302,7 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_models_call_models_and_hear_what_goes_wrong(tmp_path: Path) -> None:
+def test_model_calls_return_results_and_errors(tmp_path: Path) -> None:
     chain(tmp_path)
     calls = """
     def answer(self, request):
@@ -339,7 +339,7 @@ REPEAT = """
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
-def test_a_decoupled_model_has_any_number_of_responses(tmp_path: Path) -> None:
+def test_decoupled_model_sends_any_number_of_responses_alone_and_in_an_ensemble(tmp_path: Path) -> None:
     write(tmp_path, "repeat", config(DECOUPLED, max_batch=0), REPEAT)
     write(tmp_path, "add", config(max_batch=0), ADD)
     steps = [("repeat", {"IN": "IN"}, {"OUT": "a"}), ("add", {"IN": "a"}, {"OUT": "OUT"})]
@@ -366,7 +366,7 @@ def test_a_decoupled_model_has_any_number_of_responses(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_ensemble_that_is_unloaded_ends_its_requests_in_bounded_time(tmp_path: Path) -> None:
+def test_unloading_an_ensemble_fails_its_requests_after_the_drain_time(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = tmp_path / "r"
     chain(root)
@@ -385,7 +385,7 @@ def test_an_ensemble_that_is_unloaded_ends_its_requests_in_bounded_time(tmp_path
     asyncio.run(main())
 
 
-def test_steps_may_be_bounded_over_all_requests(tmp_path: Path) -> None:
+def test_max_inflight_requests_limits_a_step_across_requests(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = tmp_path / "r"
     write(root, "count", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
@@ -406,7 +406,7 @@ def test_steps_may_be_bounded_over_all_requests(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_labels_of_an_ensemble_come_from_the_step_that_makes_the_output(tmp_path: Path) -> None:
+def test_ensemble_labels_come_from_the_step_producing_the_output(tmp_path: Path) -> None:
     chain(tmp_path)
     labelled = config().replace('output { name: "OUT"', 'output { name: "OUT" label_filename: "names"')
     write(tmp_path, "double", labelled, DOUBLE)

@@ -1,4 +1,4 @@
-"""Models that crash, hang, raise, or never come back: what it costs, and whom."""
+"""Models that crash, hang, raise or never restart: which requests fail, and what recovers."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def mood(number: float) -> "object":
 
 
 @pytest.mark.parametrize(("number", "text"), [(1, "process"), (2, "")])
-def test_a_crash_or_a_hang_costs_its_batch_and_the_model_comes_back(tmp_path: Path, number: int, text: str) -> None:
+def test_crash_or_hang_fails_one_batch_and_the_model_restarts(tmp_path: Path, number: int, text: str) -> None:
     write(tmp_path, "m", config(), MOODY)
 
     async def main() -> None:
@@ -54,7 +54,7 @@ def test_a_crash_or_a_hang_costs_its_batch_and_the_model_comes_back(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_what_a_process_was_given_to_run_next_is_run_by_its_successor(tmp_path: Path) -> None:
+def test_batch_queued_in_a_crashed_process_runs_in_its_replacement(tmp_path: Path) -> None:
     write(tmp_path, "m", config(), MOODY)
 
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_what_a_process_was_given_to_run_next_is_run_by_its_successor(tmp_path: 
     asyncio.run(main())
 
 
-def test_other_instances_serve_while_one_comes_back(tmp_path: Path) -> None:
+def test_other_instances_serve_while_one_restarts(tmp_path: Path) -> None:
     write(tmp_path, "m", config("instance_group { count: 2 kind: KIND_CPU }"), MOODY)
 
     async def main() -> None:
@@ -96,7 +96,7 @@ CALLS_ITSELF = """
 """
 
 
-def test_what_a_hung_process_has_asked_for_does_not_run_on_in_the_next_one(tmp_path: Path) -> None:
+def test_model_calls_of_a_killed_process_are_cancelled(tmp_path: Path) -> None:
     write(tmp_path, "m", config(), CALLS_ITSELF)
 
     async def main() -> None:
@@ -124,7 +124,7 @@ def doubled(array):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_model_may_start_processes_that_import_it(tmp_path: Path, method: str) -> None:
+def test_model_can_start_processes_with_any_start_method(tmp_path: Path, method: str) -> None:
     write(tmp_path, "m", config(), STARTS_PROCESSES.format(method=method))
 
     async def main() -> None:
@@ -134,7 +134,7 @@ def test_a_model_may_start_processes_that_import_it(tmp_path: Path, method: str)
     asyncio.run(main())
 
 
-def test_errors_of_a_model_reach_the_requests_that_they_concern(tmp_path: Path) -> None:
+def test_model_errors_fail_only_the_affected_requests(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching { max_queue_delay_microseconds: 100000 }", max_batch=2), MOODY)
 
     async def main() -> None:
@@ -159,7 +159,7 @@ def test_errors_of_a_model_reach_the_requests_that_they_concern(tmp_path: Path) 
     asyncio.run(main())
 
 
-def test_a_model_that_cannot_be_kept_running_is_unavailable_and_says_why(tmp_path: Path) -> None:
+def test_model_that_cannot_restart_becomes_unavailable_with_the_reason(tmp_path: Path) -> None:
     once = tmp_path / "loaded"
     source = f"""
     def initialize(self, args):
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_kept_running_is_unavailable_and_says_why(tmp_pat
     asyncio.run(main())
 
 
-def test_unloading_waits_for_requests_but_not_for_ever(tmp_path: Path) -> None:
+def test_unload_drains_requests_for_at_most_drain_s(tmp_path: Path) -> None:
     write(tmp_path, "m", config(), MOODY)
 
     async def main() -> None:

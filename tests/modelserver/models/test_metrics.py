@@ -1,4 +1,4 @@
-"""Metrics of Python models' own, from their processes to the server."""
+"""Custom metrics of Python models, from their processes to the server."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ async def told(server: Server) -> Mapping[str, float]:
     }
 
 
-def test_metrics_of_models_are_told_and_go_with_the_model(tmp_path: Path) -> None:
+def test_model_metrics_are_exported_until_the_model_is_unloaded(tmp_path: Path) -> None:
     write(tmp_path, "a", config("instance_group { kind: KIND_CPU count: 2 }", max_batch=1), COUNTING)
     write(tmp_path, "b", config(), COUNTING)
 
@@ -58,7 +58,7 @@ def test_metrics_of_models_are_told_and_go_with_the_model(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_counters_outlive_the_processes_of_their_model(tmp_path: Path) -> None:
+def test_model_counters_survive_process_restarts(tmp_path: Path) -> None:
     groups = "instance_group { kind: KIND_CPU count: %d }"
     write(tmp_path, "a", config(groups % 2, max_batch=1), COUNTING)
 

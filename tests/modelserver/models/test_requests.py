@@ -1,4 +1,4 @@
-"""What becomes of a request of a single model: checks, batches, queues, answers, counts."""
+"""Requests to a single model: validation, batches, queues, responses, statistics."""
 
 import asyncio
 from pathlib import Path
@@ -96,7 +96,7 @@ BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
 ]
 
 
-def test_a_tensor_of_very_many_strings_is_not_looked_at() -> None:
+def test_number_of_string_elements_is_limited() -> None:
     described = ModelConfig("m", "python", inputs=(TensorSpec("TEXT", Datatype.BYTES, (-1,)),))
     request = InferRequest("m", "", "", (Tensor("TEXT", Datatype.BYTES, (3,), b"\0\0\0\0" * 3),))
     assert Contract(described, strings_max=3).check(request).inputs == request.inputs
@@ -104,7 +104,7 @@ def test_a_tensor_of_very_many_strings_is_not_looked_at() -> None:
         Contract(described, strings_max=2).check(request)
 
 
-def test_requests_that_do_not_fit_the_model_are_refused_and_count_nowhere(tmp_path: Path) -> None:
+def test_invalid_request_is_rejected_and_not_counted(tmp_path: Path) -> None:
     write(tmp_path, "m", TYPED)
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_requests_that_do_not_fit_the_model_are_refused_and_count_nowhere(tmp_pa
     asyncio.run(main())
 
 
-def test_statistics_are_of_models_that_serve(tmp_path: Path) -> None:
+def test_statistics_cover_only_serving_versions(tmp_path: Path) -> None:
     write(tmp_path, "m", config(), versions=(1, 2))
     write(tmp_path, "n", config())
 
@@ -141,7 +141,7 @@ def test_statistics_are_of_models_that_serve(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_requests_share_batches_while_the_instance_is_busy(tmp_path: Path) -> None:
+def test_requests_queued_behind_a_busy_instance_share_a_batch(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = write(tmp_path / "r", "m", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
 
@@ -180,7 +180,7 @@ def test_without_dynamic_batching_each_request_runs_alone(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_queue_is_bounded_and_requests_in_it_may_time_out_or_be_cancelled(tmp_path: Path) -> None:
+def test_queue_is_bounded_and_queued_requests_time_out_or_can_be_cancelled(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     policy = "dynamic_batching { default_queue_policy { max_queue_size: 3 default_timeout_microseconds: %d } }"
     root = write(tmp_path / "r", "m", config(policy % 0), BATCH_SIZE.format(gate=str(gate)))
@@ -219,7 +219,7 @@ def test_a_queue_is_bounded_and_requests_in_it_may_time_out_or_be_cancelled(tmp_
     asyncio.run(main())
 
 
-def test_what_a_model_holds_is_bounded(tmp_path: Path) -> None:
+def test_queued_bytes_and_requests_of_a_model_are_bounded(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = write(tmp_path / "r", "m", config("dynamic_batching {}"), BATCH_SIZE.format(gate=str(gate)))
 
@@ -243,7 +243,7 @@ def test_what_a_model_holds_is_bounded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_more_urgent_requests_go_first(tmp_path: Path) -> None:
+def test_requests_with_higher_priority_run_first(tmp_path: Path) -> None:
     gate, order = tmp_path / "gate", []
     levels = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
     root = write(tmp_path / "r", "m", config(levels, max_batch=1), BATCH_SIZE.format(gate=str(gate)))
@@ -266,7 +266,7 @@ def test_more_urgent_requests_go_first(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_answers_keep_their_order_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_preserve_ordering_returns_responses_in_request_order(tmp_path: Path) -> None:
     gate, order = tmp_path / "gate", []
     ordered = "dynamic_batching { preserve_ordering: true } instance_group { count: 2 kind: KIND_CPU }"
     slow_first = f"""
@@ -295,7 +295,7 @@ def test_answers_keep_their_order_if_that_is_asked_for(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_cache_answers_what_was_asked_before(tmp_path: Path) -> None:
+def test_response_cache_returns_cached_responses_until_reload(tmp_path: Path) -> None:
     count = """
     seen = 0
     def answer(self, request):
@@ -329,7 +329,7 @@ def test_the_cache_answers_what_was_asked_before(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_shapes_are_what_the_backend_wants_inside_and_what_is_configured_outside(tmp_path: Path) -> None:
+def test_reshape_maps_between_client_and_backend_shapes(tmp_path: Path) -> None:
     tell = """
     def answer(self, request):
         assert get(request).shape == (2, 3, 1), get(request).shape
@@ -362,7 +362,7 @@ SENT = """
 
 
 @pytest.mark.parametrize("source", [TWICE, SENT])
-def test_an_answer_with_another_batch_size_than_the_request_is_the_models_fault(tmp_path: Path, source: str) -> None:
+def test_response_with_the_wrong_batch_size_is_an_internal_error(tmp_path: Path, source: str) -> None:
     write(tmp_path, "m", config("dynamic_batching {}"), source)
     write(tmp_path, "bare", config(max_batch=0), TWICE)
     write(tmp_path, "many", config("model_transaction_policy { decoupled: true }"), SENT)
@@ -396,7 +396,7 @@ def test_ragged_requests_share_a_batch(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_ragged_requests_of_a_real_model_are_told_apart_by_a_batch_input(tmp_path: Path) -> None:
+def test_ragged_batch_of_an_onnx_model_uses_its_batch_input(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     build_sums(tmp_path / "m" / "1")
     (tmp_path / "m" / "config.pbtxt").write_text("""
@@ -423,7 +423,7 @@ def test_ragged_requests_of_a_real_model_are_told_apart_by_a_batch_input(tmp_pat
     asyncio.run(main())
 
 
-def test_a_bare_program_of_pytorch_is_served_as_it_describes_itself(tmp_path: Path) -> None:
+def test_bare_pytorch_export_is_served_with_its_own_signature(tmp_path: Path) -> None:
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + x
@@ -444,7 +444,7 @@ def test_a_bare_program_of_pytorch_is_served_as_it_describes_itself(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_large_tensors_and_many_small_ones_come_back_as_they_were(tmp_path: Path) -> None:
+def test_large_and_small_tensors_round_trip_unchanged(tmp_path: Path) -> None:
     write(tmp_path, "m", config("dynamic_batching {}"))
 
     async def main() -> None:

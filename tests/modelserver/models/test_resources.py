@@ -1,4 +1,4 @@
-"""What models share: memory that some have to give up, and resources that instances take turns with."""
+"""Resources shared by models: memory with eviction, and rate limiter resources."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ HEAVY = """
 MIB = 2**20
 
 
-def test_the_least_recently_used_model_sleeps_until_it_is_asked_for(tmp_path: Path) -> None:
+def test_least_recently_used_model_is_evicted_and_reloaded_on_request(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path, name, config(), HEAVY)
 
@@ -48,7 +48,7 @@ def test_the_least_recently_used_model_sleeps_until_it_is_asked_for(tmp_path: Pa
 
 
 @pytest.mark.parametrize("by", ["the operator", "its parameter"])
-def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
+def test_busy_and_pinned_models_are_not_evicted(tmp_path: Path, by: str) -> None:
     gate = tmp_path / "gate"
     root = write(tmp_path / "r", "a", config(), HEAVY)
     write(root, "b", config(), HEAVY + BATCH_SIZE.format(gate=str(gate)))
@@ -82,7 +82,7 @@ def test_what_is_busy_or_pinned_does_not_sleep(tmp_path: Path, by: str) -> None:
     asyncio.run(main())
 
 
-def test_sleep_leaves_no_open_files(tmp_path: Path) -> None:
+def test_eviction_leaks_no_file_descriptors(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path, name, config("dynamic_batching { max_queue_delay_microseconds: 2000 }"), HEAVY)
 
@@ -117,7 +117,7 @@ def test_an_evicted_model_is_reloaded_when_memory_is_free(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_model_is_woken_once_however_many_ask_and_give_up(tmp_path: Path) -> None:
+def test_concurrent_and_cancelled_requests_reload_an_evicted_model_once(tmp_path: Path) -> None:
     gate, root = tmp_path / "gate", tmp_path / "r"
     loads = f"""
     def initialize(self, args):
@@ -153,7 +153,7 @@ def test_a_model_is_woken_once_however_many_ask_and_give_up(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_a_model_that_cannot_be_woken_says_why(tmp_path: Path) -> None:
+def test_failed_reload_of_an_evicted_model_reports_the_reason(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path, name, config(), HEAVY)
 
@@ -172,7 +172,7 @@ def test_a_model_that_cannot_be_woken_says_why(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_instances_take_turns_with_what_is_scarce(tmp_path: Path) -> None:
+def test_rate_limiter_shares_a_resource_between_instances(tmp_path: Path) -> None:
     gates = {name: tmp_path / f"gate-{name}" for name in "ab"}
     group = 'instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
     root = tmp_path / "r"
@@ -198,7 +198,7 @@ def test_instances_take_turns_with_what_is_scarce(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_instances_of_one_onnx_model_share_a_process_and_run_at_once(tmp_path: Path) -> None:
+def test_onnx_instances_share_a_process_and_run_concurrently(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     shape = ["batch", 4]

@@ -1,4 +1,4 @@
-"""Sequences: one instance each, controls, state, and what ends them."""
+"""Sequences: instance affinity, controls, state, and how they end."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ async def say(server: Server, sequence: int | str, number: float, model: str = "
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_every_sequence_has_its_own_state(tmp_path: Path, strategy: str) -> None:
+def test_sequences_have_separate_state(tmp_path: Path, strategy: str) -> None:
     write(tmp_path, "m", sequences(strategy), SUM)
 
     async def main() -> None:
@@ -63,7 +63,7 @@ def test_every_sequence_has_its_own_state(tmp_path: Path, strategy: str) -> None
     asyncio.run(main())
 
 
-def test_requests_that_are_no_part_of_a_sequence_are_refused(tmp_path: Path) -> None:
+def test_request_outside_a_sequence_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, "m", sequences("direct"), SUM)
 
     async def main() -> None:
@@ -107,7 +107,7 @@ SHOW = """
         ("bool_false_true: [ true, false ]", "bool[1, 1]=False", "bool[1, 1]=True"),
     ],
 )
-def test_controls_come_in_the_form_that_they_are_given(
+def test_sequence_controls_have_the_configured_type_and_values(
     tmp_path: Path, form: str, yes: str, no: str, strategy: str
 ) -> None:
     controls = "".join(
@@ -139,7 +139,7 @@ def test_controls_come_in_the_form_that_they_are_given(
         ("TYPE_STRING", "who", "object[1, 1]=b'who'"),
     ],
 )
-def test_the_correlation_id_comes_in_its_type(tmp_path: Path, kind: str, id: int | str, shown: str) -> None:
+def test_correlation_id_has_the_configured_type(tmp_path: Path, kind: str, id: int | str, shown: str) -> None:
     source = SHOW.replace('("START", "END", "READY", "ID")', '("ID",)')
     control = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {kind} }} }}'
     write(tmp_path, "m", config(f"sequence_batching {{ direct {{}} {control} }}", dims="1", max_batch=2), source)
@@ -152,7 +152,7 @@ def test_the_correlation_id_comes_in_its_type(tmp_path: Path, kind: str, id: int
     asyncio.run(main())
 
 
-def test_sequences_end_with_their_process(tmp_path: Path) -> None:
+def test_sequences_end_when_their_process_dies(tmp_path: Path) -> None:
     write(tmp_path, "m", sequences("oldest"), SUM)
 
     async def main() -> None:
@@ -168,7 +168,7 @@ def test_sequences_end_with_their_process(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_implicit_state_comes_back_with_the_next_request(tmp_path: Path) -> None:
+def test_implicit_state_is_passed_to_the_next_request(tmp_path: Path) -> None:
     state = """
         sequence_batching { direct {}
             control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
@@ -220,9 +220,7 @@ def test_an_idle_sequence_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_the_slot_of_an_idle_sequence_goes_to_one_that_waits_without_another_event(
-    tmp_path: Path, strategy: str
-) -> None:
+def test_slot_of_an_expired_sequence_goes_to_a_waiting_one(tmp_path: Path, strategy: str) -> None:
     one = "" if strategy == "direct" else "max_candidate_sequences: 1"
     text = sequences(strategy, one, idle_us=300_000).replace("max_batch_size: 2", "max_batch_size: 1")
     write(tmp_path, "m", text, SUM)
@@ -238,7 +236,7 @@ def test_the_slot_of_an_idle_sequence_goes_to_one_that_waits_without_another_eve
     asyncio.run(main())
 
 
-def test_cancelling_takes_along_what_comes_after_in_the_sequence(tmp_path: Path) -> None:
+def test_cancelling_a_request_cancels_the_rest_of_its_sequence(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     slow = SUM.replace(
         "def answer(self, request):",
@@ -265,7 +263,7 @@ def test_cancelling_takes_along_what_comes_after_in_the_sequence(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_instances_with_sequences_come_and_go_too(tmp_path: Path) -> None:
+def test_instances_can_be_scaled_while_sequences_run(tmp_path: Path) -> None:
     one, two = (sequences("oldest") + f"instance_group {{ count: {count} kind: KIND_CPU }}" for count in (1, 2))
     write(tmp_path, "m", one, SUM)
 
@@ -347,7 +345,7 @@ def iterative(strategy: str = "direct {}", more: str = "") -> str:
 
 
 @pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 2 }"])
-def test_requests_of_an_iterative_model_come_again_in_later_batches(tmp_path: Path, strategy: str) -> None:
+def test_iterative_requests_are_rescheduled_into_later_batches(tmp_path: Path, strategy: str) -> None:
     write(tmp_path, "m", iterative(strategy), TURNS)
 
     async def main() -> None:
@@ -365,7 +363,7 @@ def test_requests_of_an_iterative_model_come_again_in_later_batches(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_an_iterative_model_may_answer_bit_by_bit(tmp_path: Path, kind: str) -> None:
+def test_iterative_decoupled_model_streams_responses(tmp_path: Path, kind: str) -> None:
     decoupled = iterative(more="model_transaction_policy { decoupled: true }")
     write(tmp_path, "m", decoupled, STREAMED.replace("def", kind, 1))
 
@@ -398,7 +396,7 @@ def test_cancelling_an_iterative_request_ends_its_iterations(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_only_an_iterative_model_may_see_its_requests_again(tmp_path: Path) -> None:
+def test_reschedule_by_a_non_iterative_model_is_an_error(tmp_path: Path) -> None:
     once = TURNS.replace('int(get(request, "START").item())', "0")
     write(tmp_path, "m", config(dims="1"), once)
     write(tmp_path, "d", config("model_transaction_policy { decoupled: true }", dims="1"), STREAMED)
@@ -413,7 +411,7 @@ def test_only_an_iterative_model_may_see_its_requests_again(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_sequences_that_wait_for_a_slot_end_with_their_model(tmp_path: Path) -> None:
+def test_sequence_waiting_for_a_slot_fails_on_unload(tmp_path: Path) -> None:
     text = sequences("direct").replace("max_batch_size: 2", "max_batch_size: 1")
     write(tmp_path, "m", text, SUM)
 

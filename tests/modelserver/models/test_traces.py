@@ -1,4 +1,4 @@
-"""Traces of ensembles: each step is one of its own, with the ensemble's for a parent."""
+"""Traces of ensembles: each step has a trace of its own with the ensemble's as its parent."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.modelserver.telemetry.watch import ObservedModels
 
 
-def test_steps_of_ensembles_are_traced_with_their_parent(tmp_path: Path) -> None:
+def test_ensemble_steps_are_traced_with_their_parent(tmp_path: Path) -> None:
     root = write(tmp_path / "r", "m", config(dims="1"), SAME)
     fails = "    def answer(self, request):\n        raise ValueError('no')\n"
     write(root, "broken", config(dims="1"), fails)

@@ -1,4 +1,4 @@
-"""No test leaves anything open."""
+"""No test may leak file descriptors."""
 
 import gc
 from collections.abc import Iterator

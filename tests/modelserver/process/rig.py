@@ -1,4 +1,4 @@
-"""Real child processes on the backend of `backend/`, and what tests ask of them."""
+"""Real child processes with the backend of `backend/`, and helpers to run batches on them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What crosses between the server and a model's child."""
+"""Batches between the server and a model's child process."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import Answer, Call, Work
 
 
-def test_requests_come_back_in_order_and_whole(tmp_path: Path) -> None:
+def test_batch_responses_match_their_requests_in_order(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             got = await answers(process, work(data=[1, 2]), work(data=[3]), work(data=[]), work(data=[[4], [5]]))
@@ -49,7 +49,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("filler", [0, 200_000], ids=["within the packet", "in a segment"])
-def test_every_datatype_crosses_unchanged(tmp_path: Path, filler: int) -> None:
+def test_every_datatype_reaches_the_child_unchanged(tmp_path: Path, filler: int) -> None:
     inputs = [Tensor(name, *rest) for name, rest in TENSORS.items()]
     inputs.append(Tensor("filler", Datatype.UINT8, (filler,), bytes(filler)))
 
@@ -64,7 +64,7 @@ def test_every_datatype_crosses_unchanged(tmp_path: Path, filler: int) -> None:
     asyncio.run(scene())
 
 
-def test_everything_that_a_request_says_reaches_the_model(tmp_path: Path) -> None:
+def test_all_request_fields_reach_the_model(tmp_path: Path) -> None:
     plain = work("facts")
     full = Work(
         "r1",
@@ -90,7 +90,7 @@ def test_everything_that_a_request_says_reaches_the_model(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [8, 40_000])
-def test_the_same_input_of_all_requests_is_one_array(tmp_path: Path, size: int) -> None:
+def test_inputs_of_a_batch_are_contiguous_in_memory(tmp_path: Path, size: int) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             works = [work("facts", np.zeros((rows, size), np.float32)) for rows in (1, 2, 3)]
@@ -113,7 +113,7 @@ BAD_INPUTS = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
-def test_an_input_that_is_not_what_it_says_fails_its_batch_only(tmp_path: Path, case: str) -> None:
+def test_malformed_input_fails_only_its_batch(tmp_path: Path, case: str) -> None:
     tensor, text = BAD_INPUTS[case]
 
     async def scene() -> None:
@@ -126,7 +126,7 @@ def test_an_input_that_is_not_what_it_says_fails_its_batch_only(tmp_path: Path, 
     asyncio.run(scene())
 
 
-def test_a_tensor_of_64_mb_goes_through_and_back(tmp_path: Path) -> None:
+def test_64_mib_tensor_round_trips(tmp_path: Path) -> None:
     data = np.arange(16 << 20, dtype=np.float32)
 
     async def scene() -> None:
@@ -139,7 +139,7 @@ def test_a_tensor_of_64_mb_goes_through_and_back(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_description_larger_than_a_packet_goes_through(tmp_path: Path) -> None:
+def test_metadata_larger_than_a_packet_round_trips(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             tensors = [Tensor(f"{i:0200}", Datatype.UINT8, (1,), bytes([i % 256])) for i in range(2000)]
@@ -166,7 +166,7 @@ def test_a_thousand_batches_reuse_their_memory(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_memory_that_is_still_looked_at_is_not_written_again(tmp_path: Path) -> None:
+def test_segment_in_use_is_not_overwritten(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             first = (await answers(process, work("keep", np.full(50_000, 7, np.float32))))[0]
@@ -182,7 +182,7 @@ def test_memory_that_is_still_looked_at_is_not_written_again(tmp_path: Path) -> 
     asyncio.run(scene())
 
 
-def test_what_one_model_gives_another_one_gets_without_a_copy(tmp_path: Path) -> None:
+def test_output_is_passed_to_another_model_without_a_copy(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as first, started(spec(tmp_path)) as second:
             (given,) = await answers(first, work(data=np.arange(50_000, dtype=np.float32)))
@@ -217,7 +217,7 @@ def _segment_of(data: Any) -> str:
     raise AssertionError("not mapped")
 
 
-def test_times_of_a_batch_are_told(tmp_path: Path) -> None:
+def test_batch_reports_compute_times(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             done = await run(process, work())
@@ -228,7 +228,7 @@ def test_times_of_a_batch_are_told(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_two_threads_of_one_child_run_at_once(tmp_path: Path) -> None:
+def test_thread_instances_of_one_child_run_concurrently(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, [HERE, HERE])) as process:
             assert len(process.pids) == 1
@@ -238,7 +238,7 @@ def test_two_threads_of_one_child_run_at_once(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_two_processes_run_at_once_where_threads_will_not_do(tmp_path: Path) -> None:
+def test_process_instances_run_concurrently_when_threads_are_not_supported(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, [HERE, HERE], parameters={"threads": "no"})) as process:
             assert len(process.pids) == 2
@@ -249,7 +249,7 @@ def test_two_processes_run_at_once_where_threads_will_not_do(tmp_path: Path) -> 
     asyncio.run(scene())
 
 
-def test_a_second_batch_may_wait_in_the_child_but_not_a_third(tmp_path: Path) -> None:
+def test_child_queues_one_batch_and_rejects_another(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             heard = [Heard(), Heard()]
@@ -265,7 +265,7 @@ def test_a_second_batch_may_wait_in_the_child_but_not_a_third(tmp_path: Path) ->
     asyncio.run(scene())
 
 
-def test_responses_sent_one_by_one_arrive_one_by_one(tmp_path: Path) -> None:
+def test_decoupled_responses_arrive_as_they_are_sent(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, decoupled=True)) as process:
             heard = Heard()
@@ -282,7 +282,7 @@ def test_responses_sent_one_by_one_arrive_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 1_000_000], ids=["within packets", "in segments"])
-def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, size: int) -> None:
+def test_backpressure_stops_a_model_that_floods_responses(tmp_path: Path, size: int) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, decoupled=True)) as process:
             heard = Heard()
@@ -309,7 +309,7 @@ def test_a_model_that_floods_waits_until_its_responses_are_read(tmp_path: Path, 
     asyncio.run(scene())
 
 
-def test_a_model_sees_the_cancellation_of_a_request(tmp_path: Path) -> None:
+def test_model_sees_request_cancellation(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             heard = Heard()
@@ -326,7 +326,7 @@ def test_a_model_sees_the_cancellation_of_a_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 100_000])
-def test_a_model_calls_another_one(tmp_path: Path, size: int) -> None:
+def test_model_calls_another_model(tmp_path: Path, size: int) -> None:
     calls: list[Call] = []
 
     async def scene() -> None:
@@ -363,7 +363,7 @@ def test_a_model_calls_another_one(tmp_path: Path, size: int) -> None:
     asyncio.run(scene())
 
 
-def test_a_model_that_may_not_call_others_is_told_so(tmp_path: Path) -> None:
+def test_model_call_without_permission_is_unsupported(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             (answer,) = await answers(process, work("ask"))
@@ -373,7 +373,7 @@ def test_a_model_that_may_not_call_others_is_told_so(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_child_runs_where_it_is_placed(tmp_path: Path) -> None:
+def test_placement_sets_cpus_nice_environment_and_gpus(tmp_path: Path) -> None:
     environment = (*HERE.environment, ("OMP_NUM_THREADS", "3"))
     place = Placement(cpus=(0, 4096), numa_node=0, nice=3, environment=environment, gpus=("1", "MIG-x"))
 
@@ -395,7 +395,7 @@ async def _instances(process: ModelProcess) -> list[tuple[object, object]]:
 
 
 @pytest.mark.parametrize("threads", ["yes", "no"])
-def test_instances_come_and_go_in_place(tmp_path: Path, threads: str) -> None:
+def test_instances_are_added_and_removed_without_restart(tmp_path: Path, threads: str) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, parameters={"threads": threads})) as process:
             (first,) = await _instances(process)
@@ -417,6 +417,6 @@ def test_instances_come_and_go_in_place(tmp_path: Path, threads: str) -> None:
     asyncio.run(scene())
 
 
-def test_own_memory_is_what_a_process_does_not_share() -> None:
+def test_own_bytes_counts_only_unshared_memory() -> None:
     assert supervisor.own_bytes(1 << 22) == 0
     assert supervisor.own_bytes(os.getpid()) > 1 << 20

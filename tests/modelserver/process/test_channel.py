@@ -1,4 +1,4 @@
-"""Both ends of a channel in one process: memory that goes to and fro, and packets that nobody could have sent."""
+"""Both ends of a channel in one process: segments that are reused, and invalid packets."""
 
 import array
 import asyncio
@@ -59,7 +59,7 @@ def _memory_files() -> int:
     return sum(os.path.lexists(link) and "memfd" in os.readlink(link) for link in links)
 
 
-def test_a_segment_is_used_again_once_it_was_read(ends: Ends) -> None:
+def test_segment_is_reused_after_it_was_read(ends: Ends) -> None:
     server, child = ends
     for fill in range(5):
         _send(server, fill=fill)
@@ -71,7 +71,7 @@ def test_a_segment_is_used_again_once_it_was_read(ends: Ends) -> None:
     assert _memory_files() == 4  # one segment: a descriptor and a map at both ends
 
 
-def test_a_segment_that_is_read_is_left_alone(ends: Ends) -> None:
+def test_segment_being_read_is_not_reused(ends: Ends) -> None:
     server, child = ends
     held = []
     for fill in range(3):
@@ -83,7 +83,7 @@ def test_a_segment_that_is_read_is_left_alone(ends: Ends) -> None:
     assert child.borrowed_bytes == 3 * 2 * BIG  # with its alignment 1 MiB takes a segment of 2
 
 
-def test_memory_beyond_the_limit_is_not_kept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_segments_beyond_the_limit_are_released(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "KEPT_BYTES_MAX", 3 << 20)
     server, child = ends
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_memory_beyond_the_limit_is_not_kept(ends: Ends, monkeypatch: pytest.Mon
         assert _memory_files() == 4
 
 
-def test_what_a_reader_writes_over_a_private_segment_is_gone_the_next_time() -> None:
+def test_writes_to_a_private_mapping_are_not_seen_by_later_readers() -> None:
     first, first_child = _pair()
     second, second_child = _pair()
     data = np.arange(BIG, dtype=np.uint8)
@@ -126,14 +126,14 @@ def test_what_a_reader_writes_over_a_private_segment_is_gone_the_next_time() -> 
         end.close()
 
 
-def test_more_than_a_segment_holds_is_refused(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_size_is_limited(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES_MAX", BIG)
     with pytest.raises(SegmentBroken, match="more than the limit"):
         _send(ends[0], 2 * BIG)
 
 
 @given(st.binary(min_size=1, max_size=300))
-def test_bytes_that_are_no_packet_break_the_channel(data: bytes) -> None:
+def test_random_bytes_break_the_channel(data: bytes) -> None:
     server, child = _pair()
     child.socket.send(data)
     with pytest.raises(ChannelBroken):
@@ -173,7 +173,7 @@ ODD: dict[str, tuple[bytes, list[tuple[int, bool]]]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_an_invalid_packet_breaks_the_channel_without_leaks(ends: Ends, case: str) -> None:
+def test_invalid_packet_breaks_the_channel_without_leaks(ends: Ends, case: str) -> None:
     server, child = ends
     packet, files = ODD[case]
     fds = [_memory(size, sealed=sealed) for size, sealed in files]
@@ -186,12 +186,12 @@ def test_an_invalid_packet_breaks_the_channel_without_leaks(ends: Ends, case: st
 
 
 @pytest.mark.parametrize("piece", [(1, 0, 4), (0, 2, 4), (0, -2, 4), (0, 0, 5), (-7, 0, 1)])
-def test_a_tensor_outside_of_what_was_sent_breaks_the_channel(piece: tuple[int, int, int]) -> None:
+def test_tensor_outside_the_sent_segments_breaks_the_channel(piece: tuple[int, int, int]) -> None:
     with pytest.raises(ChannelBroken):
         encoding.tensors([msgspec.convert(("x", "UINT8", (4,), *piece), encoding.Piece)], [memoryview(b"1234")])
 
 
-def test_what_a_child_does_not_read_waits_and_is_not_lost() -> None:
+def test_unread_messages_are_queued_and_not_lost() -> None:
     async def scene() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told: list[str] = []
@@ -215,7 +215,7 @@ def test_what_a_child_does_not_read_waits_and_is_not_lost() -> None:
     asyncio.run(scene())
 
 
-def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_breaks_when_the_child_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "BACKLOG_PACKETS_MAX", 10)
 
     async def scene() -> None:
@@ -233,7 +233,7 @@ def test_a_child_that_never_reads_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(scene())
 
 
-def test_a_response_to_a_model_is_a_reply() -> None:
+def test_response_to_a_model_call_is_encoded_as_a_reply() -> None:
     server, child = _pair()
     reply, parcel = encoding.reply(server, Answer((Tensor("y", Datatype.UINT8, (2,), b"ab"),), {"k": 1}))
     assert (reply.outputs[0].size, reply.parameters, parcel is None) == (2, {"k": 1}, False)

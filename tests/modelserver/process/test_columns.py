@@ -1,4 +1,4 @@
-"""Inputs and outputs that go as one piece for all requests of a batch."""
+"""Inputs and outputs sent as one column for all requests of a batch."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def sent(responses: Sequence[Response | None]) -> tuple[Finished, list[Answer | 
 
 
 @pytest.mark.parametrize("width", [3, 100_000])
-def test_rows_go_as_one_piece_for_each_output_and_every_request_gets_its_own(width: int) -> None:
+def test_batched_outputs_are_sent_as_columns_and_split_per_request(width: int) -> None:
     x: Array = np.arange(4 * width, dtype=np.float32).reshape(4, width)
     y: Array = np.array([7, 8, 9, 10], np.int64)
 
@@ -56,7 +56,7 @@ def test_rows_go_as_one_piece_for_each_output_and_every_request_gets_its_own(wid
         assert (second.shape, bytes(second.data)) == ((rows.stop - rows.start,), y[rows].tobytes())
 
 
-def test_strings_and_outputs_that_cannot_be_told_go_one_by_one() -> None:
+def test_strings_and_unsupported_outputs_are_sent_per_request() -> None:
     message, answers = sent(Rows({"S": np.array([[b"a"], [b"bc"]], object)}, [1, 1]))
     assert not message.sizes
     assert [bytes(answer.outputs[0].data)[4:] for answer in answers if answer is not None] == [b"a", b"bc"]
@@ -66,7 +66,7 @@ def test_strings_and_outputs_that_cannot_be_told_go_one_by_one() -> None:
     assert all(answer is not None and "complex64" in str(answer.error) for answer in answers)
 
 
-def test_a_batch_without_any_row_has_answers_all_the_same() -> None:
+def test_batch_without_rows_still_has_responses() -> None:
     _, answers = sent(Rows({"X": np.ones((0, 2), np.float32)}, [0, 0]))
 
     assert [answer.outputs[0].shape for answer in answers if answer is not None] == [(0, 2)] * 2
@@ -76,7 +76,7 @@ def test_a_batch_without_any_row_has_answers_all_the_same() -> None:
     ("shape", "size", "sizes"),
     [((3, 2), 24, (1, 1)), ((2, 2), 15, (1, 1)), ((2, 2), 16, (3, -1)), ((), 16, (1, 1)), ((2, 2), 17, (1, 1))],
 )
-def test_columns_that_are_not_those_of_the_batch_are_the_end_of_the_channel(
+def test_columns_inconsistent_with_the_batch_break_the_channel(
     shape: tuple[int, ...], size: int, sizes: tuple[int, ...]
 ) -> None:
     piece = Piece("X", Datatype.FP32, shape, 0, 0, size)
@@ -101,7 +101,7 @@ def tensor(rows: int, name: str = "X", *shape: int, datatype: Datatype = Datatyp
 
 
 @pytest.mark.parametrize("width", [3, 50_000])
-def test_inputs_that_differ_only_in_their_rows_are_one_piece_each(width: int) -> None:
+def test_inputs_differing_only_in_rows_are_sent_as_columns(width: int) -> None:
     batch, parts = told(*((tensor(rows, "X", width), tensor(rows, "Y")) for rows in (1, 2, 0, 3)))
 
     assert batch.sizes == (1, 2, 0, 3)
@@ -128,7 +128,7 @@ APART = {
 
 
 @pytest.mark.parametrize("case", APART)
-def test_inputs_that_do_not_go_together_are_pieces_of_their_requests(case: str) -> None:
+def test_incompatible_inputs_are_sent_per_request(case: str) -> None:
     batch, parts = told(*APART[case])
 
     assert (batch.columns, batch.sizes) == ((), ())

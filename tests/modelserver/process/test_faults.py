@@ -1,4 +1,4 @@
-"""Children that fail: what it costs, what is said of it, and that nothing stays behind."""
+"""Child processes that fail: which requests fail, what is reported, and that nothing leaks."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ DEADLY = {
 
 
 @pytest.mark.parametrize("do", DEADLY)
-def test_only_the_batch_under_way_fails_and_the_model_comes_back(tmp_path: Path, do: str) -> None:
+def test_dead_or_hung_child_fails_its_batch_and_is_restarted(tmp_path: Path, do: str) -> None:
     async def scene() -> None:
         changes: list[bool] = []
         async with started(spec(tmp_path), hang_s=0.5, on_change=lambda: changes.append(True)) as process:
@@ -55,7 +55,7 @@ def test_only_the_batch_under_way_fails_and_the_model_comes_back(tmp_path: Path,
     asyncio.run(scene())
 
 
-def test_what_ended_a_child_is_in_the_log_with_its_last_words(tmp_path: Path) -> None:
+def test_child_exit_is_logged_with_its_last_output(tmp_path: Path) -> None:
     async def scene() -> None:
         with structlog.testing.capture_logs() as logs:
             async with started(spec(tmp_path)) as process:
@@ -71,7 +71,7 @@ def test_what_ended_a_child_is_in_the_log_with_its_last_words(tmp_path: Path) ->
 
 @pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
 @pytest.mark.parametrize("say", [False, True])
-def test_a_child_that_can_use_its_gpu_no_more_answers_and_is_replaced(tmp_path: Path, say: bool) -> None:
+def test_child_that_lost_its_gpu_answers_its_batch_and_is_replaced(tmp_path: Path, say: bool) -> None:
     async def scene() -> None:
         with structlog.testing.capture_logs() as logs:
             async with started(spec(tmp_path)) as process:
@@ -92,7 +92,7 @@ def test_a_child_that_can_use_its_gpu_no_more_answers_and_is_replaced(tmp_path: 
     asyncio.run(scene())
 
 
-def test_what_a_child_has_asked_of_others_is_withdrawn_when_it_is_gone(tmp_path: Path) -> None:
+def test_model_calls_of_a_dead_child_are_withdrawn(tmp_path: Path) -> None:
     calls: list[Call] = []
     gone: list[int] = []
 
@@ -117,7 +117,7 @@ def test_what_a_child_has_asked_of_others_is_withdrawn_when_it_is_gone(tmp_path:
     asyncio.run(scene())
 
 
-def test_a_second_instance_serves_on_while_one_is_replaced(tmp_path: Path) -> None:
+def test_other_instance_serves_while_one_is_replaced(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, [HERE] * 2, parameters={"threads": "no"})) as process:
             heard = Heard()
@@ -139,7 +139,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("do", RAISED)
-def test_a_model_that_raises_fails_its_batch_and_lives_on(tmp_path: Path, do: str) -> None:
+def test_exception_in_a_model_fails_its_batch_and_keeps_the_child(tmp_path: Path, do: str) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             before = list(process.pids)
@@ -153,7 +153,7 @@ def test_a_model_that_raises_fails_its_batch_and_lives_on(tmp_path: Path, do: st
     asyncio.run(scene())
 
 
-def test_an_output_that_is_no_array_fails_its_request_only(tmp_path: Path) -> None:
+def test_non_array_output_fails_only_its_request(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             first, second = await answers(process, work("odd", id="odd"), work())
@@ -165,7 +165,7 @@ def test_an_output_that_is_no_array_fails_its_request_only(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-def test_text_that_has_no_encoding_costs_a_request_not_the_process(tmp_path: Path) -> None:
+def test_unencodable_text_does_not_end_the_child(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             before = list(process.pids)
@@ -181,7 +181,7 @@ def test_text_that_has_no_encoding_costs_a_request_not_the_process(tmp_path: Pat
     asyncio.run(scene())
 
 
-def test_a_model_that_prints_without_end_fills_no_log(tmp_path: Path) -> None:
+def test_model_output_in_the_log_is_rate_limited(tmp_path: Path) -> None:
     async def scene() -> None:
         with structlog.testing.capture_logs() as logs:
             async with started(spec(tmp_path)) as process:
@@ -193,7 +193,7 @@ def test_a_model_that_prints_without_end_fills_no_log(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_output_printed_by_a_model_does_no_harm(tmp_path: Path) -> None:
+def test_garbage_on_stdout_and_stderr_is_harmless(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             for _ in range(5):
@@ -202,7 +202,7 @@ def test_output_printed_by_a_model_does_no_harm(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_child_that_is_frozen_while_it_owes_responses_is_replaced(tmp_path: Path) -> None:
+def test_frozen_child_with_pending_responses_is_replaced(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, decoupled=True), hang_s=0.5) as process:
             heard = Heard()
@@ -219,7 +219,7 @@ def test_a_child_that_is_frozen_while_it_owes_responses_is_replaced(tmp_path: Pa
     asyncio.run(scene())
 
 
-def test_a_child_that_grows_too_large_is_replaced_after_its_batch(tmp_path: Path) -> None:
+def test_child_over_the_memory_limit_is_replaced_after_its_batch(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, rss_bytes_max=160 << 20), hang_s=4.0) as process:
             before = list(process.pids)
@@ -232,7 +232,7 @@ def test_a_child_that_grows_too_large_is_replaced_after_its_batch(tmp_path: Path
     asyncio.run(scene())
 
 
-def test_memory_that_a_child_has_lent_stays_readable_after_it_is_gone(tmp_path: Path) -> None:
+def test_outputs_stay_readable_after_their_child_has_died(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             (answer,) = await answers(process, work(data=np.full(100_000, 3, np.float32)))
@@ -255,7 +255,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("load", BROKEN)
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, load: str) -> None:
+def test_load_failure_reports_the_reason(tmp_path: Path, load: str) -> None:
     async def scene() -> None:
         timeout_s = 2.0 if load == "slow" else 60.0
         process = ModelProcess(
@@ -275,7 +275,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, load: str) -> No
     asyncio.run(scene())
 
 
-def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+def test_unknown_backend_is_named_in_the_error(tmp_path: Path) -> None:
     async def scene() -> None:
         process = ModelProcess(
             spec(tmp_path, backend="fortran"), hang_s=10, load_timeout_s=60, log=structlog.get_logger()
@@ -287,7 +287,7 @@ def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [False, True], ids=["at first", "later"])
-def test_an_instance_that_does_not_load(tmp_path: Path, more: bool) -> None:
+def test_failed_load_of_an_instance_fails_the_change(tmp_path: Path, more: bool) -> None:
     parameters = {"load": "second fails", "threads": "no"}
 
     async def scene() -> None:
@@ -310,7 +310,7 @@ def test_an_instance_that_does_not_load(tmp_path: Path, more: bool) -> None:
     asyncio.run(scene())
 
 
-def test_a_model_that_cannot_come_back_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_gives_up_after_repeated_failed_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
 
     async def scene() -> None:
@@ -329,7 +329,7 @@ def test_a_model_that_cannot_come_back_gives_up(tmp_path: Path, monkeypatch: pyt
     asyncio.run(scene())
 
 
-def test_stopping_ends_the_model_in_order(tmp_path: Path) -> None:
+def test_stop_closes_the_backend_and_kills_grandchildren(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:
             (answer,) = await answers(process, work("child"))
@@ -345,7 +345,7 @@ def test_stopping_ends_the_model_in_order(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_stopping_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_stop_kills_a_hung_child_after_the_grace_period(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, parameters={"close": "hang"}), stop_grace_s=0.2) as process:
             heard = Heard()
@@ -358,7 +358,7 @@ def test_stopping_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_stopping_before_it_is_loaded(tmp_path: Path, begun: bool) -> None:
+def test_stop_before_or_during_load(tmp_path: Path, begun: bool) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, parameters={"load": "slow"}), ready=False) as process:
             if begun:
@@ -369,7 +369,7 @@ def test_stopping_before_it_is_loaded(tmp_path: Path, begun: bool) -> None:
     asyncio.run(scene())
 
 
-def test_ending_a_model_returns_its_memory(tmp_path: Path) -> None:
+def test_stopping_a_model_frees_its_memory(tmp_path: Path) -> None:
     """The proportional share of all children, before and after: what was taken is really gone."""
 
     async def scene() -> None:
@@ -400,7 +400,7 @@ asyncio.run(scene())
 """
 
 
-def test_the_children_of_a_killed_server_die(tmp_path: Path) -> None:
+def test_children_die_when_the_server_is_killed(tmp_path: Path) -> None:
     async def scene() -> None:
         server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], stdout=subprocess.DEVNULL)
         try:

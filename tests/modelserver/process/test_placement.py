@@ -1,4 +1,4 @@
-"""What is set for a child before it starts."""
+"""Environment and scheduling policy of a child process."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from forebay.modelserver.process import placement
 from forebay.modelserver.process.placement import Placement
 
 
-def test_a_child_inherits_what_the_server_was_started_with_and_its_placement_goes_before() -> None:
+def test_placement_overrides_the_inherited_environment() -> None:
     placed = Placement(environment=(("THREADS", "1"),), gpus=("1", "3"))
 
     assert placement.environment(placed, {"THREADS": "8", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/"}) == {
@@ -36,7 +36,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")
-def test_server_and_children_are_batch_processes_unless_set_otherwise() -> None:
+def test_server_and_children_use_sched_batch_unless_configured() -> None:
     for given, policies in (((), [os.SCHED_BATCH] * 2), ((str(os.SCHED_IDLE),), [os.SCHED_IDLE] * 2)):
         told = subprocess.run([sys.executable, "-c", ASK, *given], check=True, capture_output=True, text=True)
         assert list(map(int, told.stdout.split())) == policies

@@ -1,4 +1,4 @@
-"""Tiny models for repositories that tests write."""
+"""Tiny models for the repositories of these tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model server as a replica, in the test's own loop, on real models."""
+"""A model server as a replica, in the test's own event loop, with real models."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def stop(pid: int) -> None:
     await until(lambda: all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in tasks.glob("*/stat")))
 
 
-def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp_path: Path) -> None:
+def test_replica_serves_its_model_under_the_cluster_name_and_counts_requests(tmp_path: Path) -> None:
     async def main() -> None:
         choice = Choice(double(double(tmp_path / "all"), "other"), "double")
         async with replica(tmp_path, choice) as server:
@@ -128,7 +128,7 @@ def test_a_replica_serves_its_model_under_the_name_of_the_cluster_and_counts(tmp
 
 
 @pytest.mark.slow
-def test_metrics_of_a_model_are_beside_those_of_its_replica(tmp_path: Path) -> None:
+def test_model_metrics_are_exported_beside_replica_metrics(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(python(tmp_path / "all", "own", COUNTING), "own")) as server:
             assert (await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))).status == 200
@@ -141,7 +141,7 @@ def test_metrics_of_a_model_are_beside_those_of_its_replica(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_replica_says_which_processes_it_has_and_when_they_were_replaced_or_do_not_answer(tmp_path: Path) -> None:
+def test_load_report_has_engine_pid_restarts_and_stalls(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), engine_hang_s=5.0) as server:
             before = await server.load()
@@ -161,7 +161,7 @@ def test_a_replica_says_which_processes_it_has_and_when_they_were_replaced_or_do
     run(main())
 
 
-def test_a_replica_that_drains_finishes_what_it_has_and_refuses_the_rest_so_that_others_take_it(
+def test_draining_replica_finishes_requests_and_rejects_new_ones_as_retryable(
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
@@ -186,7 +186,7 @@ def test_a_replica_that_drains_finishes_what_it_has_and_refuses_the_rest_so_that
     run(main())
 
 
-def test_a_replica_whose_model_cannot_be_loaded_ends_and_says_why(tmp_path: Path) -> None:
+def test_replica_exits_with_the_reason_when_its_model_fails_to_load(tmp_path: Path) -> None:
     broken = "raise ValueError('no such weights')"
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_a_replica_whose_model_cannot_be_loaded_ends_and_says_why(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_no_longer_polled_ends_with_the_reason(tmp_path: Path) -> None:
+def test_replica_exits_when_it_is_no_longer_polled(tmp_path: Path) -> None:
     async def main() -> None:
         async with replica(tmp_path, Choice(double(tmp_path / "all"), "double"), lease_s=2.0):
             await asyncio.Event().wait()
@@ -214,7 +214,7 @@ def test_a_replica_that_is_no_longer_polled_ends_with_the_reason(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_load_all_setting_loads_other_models_and_tolerates_their_failure(tmp_path: Path) -> None:
     repository = python(double(tmp_path / "all"), "bad", "raise ValueError('never')")
 
     async def main() -> None:
@@ -225,7 +225,7 @@ def test_other_models_of_the_repository_are_loaded_only_where_that_is_asked_for(
 
 
 @pytest.mark.slow
-def test_models_that_the_model_calls_are_loaded_with_it(tmp_path: Path) -> None:
+def test_called_models_are_loaded_with_the_model(tmp_path: Path) -> None:
     said = 'parameters { key: "forebay.calls" value { string_value: "double" } }'
     repository = python(double(tmp_path / "all"), "caller", CALLING, said)
 
@@ -237,7 +237,7 @@ def test_models_that_the_model_calls_are_loaded_with_it(tmp_path: Path) -> None:
     run(main())
 
 
-def test_requests_that_gave_way_to_newer_ones_are_counted_under_both_names() -> None:
+def test_dropped_requests_are_counted_under_the_alias() -> None:
     shelf, metrics = Shelf(), Metrics()
     aliased = AliasedModel(shelf, "mine", "echo", metrics, "mine-0", strict=True)
     aliased.dropped(InferRequest("mine", "", "7", ()))
@@ -246,7 +246,7 @@ def test_requests_that_gave_way_to_newer_ones_are_counted_under_both_names() -> 
     assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics.render()
 
 
-def test_a_replica_answers_grpc_too_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_replica_serves_grpc_when_configured(tmp_path: Path) -> None:
     async def main() -> None:
         choice = Choice(double(tmp_path / "all"), "double")
         (first,) = free_ports(1)
@@ -262,7 +262,7 @@ def test_a_replica_answers_grpc_too_where_that_is_asked_for(tmp_path: Path) -> N
     run(main())
 
 
-def test_a_replica_without_a_port_ends_and_says_so(tmp_path: Path) -> None:
+def test_replica_without_a_free_port_exits_with_an_error(tmp_path: Path) -> None:
     async def main() -> None:
         choice = Choice(double(tmp_path / "all"), "double")
         spec = WorkerSpec(

@@ -1,4 +1,4 @@
-"""Models on disk, for the tests of repositories."""
+"""Models on disk for tests of repositories."""
 
 from pathlib import Path
 

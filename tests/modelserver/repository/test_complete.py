@@ -1,4 +1,4 @@
-"""What a loaded model adds to its configuration, and that a configuration which contradicts the model is refused."""
+"""Completing a configuration from the loaded model, and rejecting one that contradicts it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def refusals(folder: Path, config: str, loaded: Loaded, rules: Rules | None = No
     return list(raised.value.problems)
 
 
-def test_a_model_whose_tensors_all_have_an_open_front_batches(tmp_path: Path) -> None:
+def test_model_with_only_variable_first_dimensions_batches(tmp_path: Path) -> None:
     got = completed(tmp_path, None, BATCHING)
 
     assert got.config.max_batch == 4
@@ -61,7 +61,7 @@ def test_a_model_whose_tensors_all_have_an_open_front_batches(tmp_path: Path) ->
         ("max_batch_size: 8 sequence_batching {}", 4, (8, None)),
     ],
 )
-def test_how_much_a_model_batches_is_decided_by_file_configuration_and_operator(
+def test_max_batch_size_from_file_configuration_and_default(
     tmp_path: Path, config: str, max_batch_default: int, expected: tuple[int, DynamicBatching | None]
 ) -> None:
     got = completed(tmp_path, config, BATCHING, Rules(max_batch_default=max_batch_default)).config
@@ -70,7 +70,7 @@ def test_how_much_a_model_batches_is_decided_by_file_configuration_and_operator(
     assert len(got.inputs[0].dims) == (3 if got.max_batch else 4)
 
 
-def test_a_model_with_a_fixed_front_does_not_batch(tmp_path: Path) -> None:
+def test_model_with_a_fixed_first_dimension_does_not_batch(tmp_path: Path) -> None:
     got = completed(tmp_path, None, FIXED).config
 
     assert (got.max_batch, got.batching, got.inputs[0].dims) == (0, None, (1, 3, 224, 224))
@@ -80,14 +80,14 @@ def test_a_model_with_a_fixed_front_does_not_batch(tmp_path: Path) -> None:
     )
 
 
-def test_a_scalar_is_one_element_for_clients(tmp_path: Path) -> None:
+def test_scalar_output_has_one_element_for_clients(tmp_path: Path) -> None:
     batched = completed(tmp_path, None, Loaded((IMAGE,), (TensorSpec("loss", Datatype.FP64, (-1,)),)))
     alone = completed(tmp_path, None, Loaded((IMAGE,), (TensorSpec("loss", Datatype.FP64, ()),)))
 
     assert batched.config.outputs == alone.config.outputs == (TensorSpec("loss", Datatype.FP64, (1,), ()),)
 
 
-def test_tensors_of_the_scheduler_are_not_the_clients(tmp_path: Path) -> None:
+def test_scheduler_tensors_are_not_client_inputs_or_outputs(tmp_path: Path) -> None:
     config = """max_batch_size: 2 sequence_batching {
       control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
       state { input_name: "si" output_name: "so" data_type: TYPE_FP32 dims: 2 } }"""
@@ -109,14 +109,14 @@ output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }
 """
 
 
-def test_a_whole_configuration_stays_as_it_is(tmp_path: Path) -> None:
+def test_complete_configuration_is_unchanged(tmp_path: Path) -> None:
     before = described(tmp_path, WHOLE, FILE)
 
     assert complete(before, BATCHING) == before
     assert complete(before, Loaded()) == before
 
 
-def test_less_than_all_outputs_and_optional_inputs_may_be_left_out(tmp_path: Path) -> None:
+def test_outputs_and_optional_inputs_can_be_omitted(tmp_path: Path) -> None:
     more = Loaded(
         (IMAGE, TensorSpec("mask", Datatype.BOOL, (-1,), optional=True)), (SCORES, replace(SCORES, name="x"))
     )
@@ -124,7 +124,7 @@ def test_less_than_all_outputs_and_optional_inputs_may_be_left_out(tmp_path: Pat
     assert [spec.name for spec in completed(tmp_path, WHOLE, more).config.outputs] == ["scores"]
 
 
-def test_a_name_alone_is_enough(tmp_path: Path) -> None:
+def test_tensor_given_by_name_only_is_completed(tmp_path: Path) -> None:
     loss = TensorSpec("loss", Datatype.FP32, (-1,))
     got = completed(
         tmp_path, "input { name: 'image' } output { name: 'loss' }", Loaded((IMAGE,), (SCORES, loss))
@@ -168,18 +168,18 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize(("config", "expected"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_contradiction_names_both_sides(tmp_path: Path, config: str, expected: list[str]) -> None:
+def test_contradiction_names_configured_and_actual_values(tmp_path: Path, config: str, expected: list[str]) -> None:
     assert refusals(tmp_path, config, BATCHING) == expected
 
 
-def test_a_batch_needs_an_open_front_in_the_file_too(tmp_path: Path) -> None:
+def test_batching_requires_a_variable_first_dimension_in_the_file(tmp_path: Path) -> None:
     assert refusals(tmp_path, WHOLE, FIXED) == [
         "input[0].dims: 'image' is [-1, 3, 224, 224] with the batch in front (max_batch_size is not 0); the model "
         "has [1, 3, 224, 224]"
     ]
 
 
-def test_reshaped_inputs_are_not_compared_as_they_are(tmp_path: Path) -> None:
+def test_reshaped_inputs_are_compared_after_reshape(tmp_path: Path) -> None:
     reshaped = "dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] }"
 
     completed(tmp_path, WHOLE.replace("dims: [ 3, 224, 224 ]", reshaped), BATCHING)
@@ -198,7 +198,7 @@ FLAT = Loaded(
 )
 
 
-def test_a_model_has_ragged_inputs_in_one_dimension_and_those_that_tell_of_them(tmp_path: Path) -> None:
+def test_ragged_input_is_flat_and_batch_inputs_are_not_client_inputs(tmp_path: Path) -> None:
     got = completed(tmp_path, RAGGED, FLAT).config
 
     assert got.batch_inputs == (BatchInput(BatchKind.COUNT, ("n",), Datatype.INT32, "x"),)
@@ -206,7 +206,7 @@ def test_a_model_has_ragged_inputs_in_one_dimension_and_those_that_tell_of_them(
     assert [spec.name for spec in got.inputs] == ["x"]
 
 
-def test_a_model_without_what_ragged_batches_need_is_refused(tmp_path: Path) -> None:
+def test_model_incompatible_with_ragged_batches_is_rejected(tmp_path: Path) -> None:
     wide = Loaded((TensorSpec("x", Datatype.FP32, (-1, 9, -1)), replace(FLAT.inputs[1], name="m")), FLAT.outputs)
     other = Loaded((FLAT.inputs[0], TensorSpec("n", Datatype.FP32, (-1,))), FLAT.outputs)
 
@@ -220,7 +220,7 @@ def test_a_model_without_what_ragged_batches_need_is_refused(tmp_path: Path) -> 
     ]
 
 
-def test_without_completion_nothing_is_added(tmp_path: Path) -> None:
+def test_auto_complete_disabled_adds_nothing(tmp_path: Path) -> None:
     strict = Rules(auto_complete=False)
 
     assert refusals(tmp_path, "max_batch_size: 8", BATCHING, strict) == [
@@ -229,7 +229,7 @@ def test_without_completion_nothing_is_added(tmp_path: Path) -> None:
     assert completed(tmp_path, WHOLE, BATCHING, strict).config.batching is None
 
 
-def test_what_the_model_cannot_say_must_be_said(tmp_path: Path) -> None:
+def test_tensors_unknown_to_the_model_must_be_configured(tmp_path: Path) -> None:
     torch = described(tmp_path, "backend: 'pytorch' input { name: 'a' dims: 1 }", "1/model.pt")
 
     with pytest.raises(BadModel) as raised:
@@ -242,7 +242,7 @@ def test_what_the_model_cannot_say_must_be_said(tmp_path: Path) -> None:
     assert complete(described(tmp_path, "backend: 'python'"), Loaded()).config.inputs == ()
 
 
-def test_a_model_may_complete_its_configuration_itself(tmp_path: Path) -> None:
+def test_python_model_can_complete_its_own_configuration(tmp_path: Path) -> None:
     before = described(tmp_path, "backend: 'python'", "1/model.py")
     said = replace(
         before.config,
@@ -258,7 +258,7 @@ def test_a_model_may_complete_its_configuration_itself(tmp_path: Path) -> None:
     assert got == replace(said, batching=DynamicBatching(preferred_sizes=(16,), delay_s=0.001))
 
 
-def test_what_a_model_says_of_itself_is_checked(tmp_path: Path) -> None:
+def test_configuration_from_the_model_is_validated(tmp_path: Path) -> None:
     before = described(tmp_path, "backend: 'python' sequence_batching {}", "1/model.py")
     said = replace(
         before.config, max_batch=-2, inputs=(TensorSpec("a", Datatype.FP32, ()),), batching=DynamicBatching()
@@ -273,7 +273,7 @@ def test_what_a_model_says_of_itself_is_checked(tmp_path: Path) -> None:
     )
 
 
-def test_permission_to_unpickle_outlives_completion(tmp_path: Path) -> None:
+def test_allow_pickle_survives_completion(tmp_path: Path) -> None:
     rules = Rules(allow_pickle=frozenset({"m"}))
     got = completed(tmp_path, WHOLE, BATCHING, rules)
 
@@ -294,5 +294,5 @@ BASE = ModelConfig("m", "python", instances=(InstanceGroup(count=1),))
         (replace(BASE, sequences=SequenceBatching()), False),
     ],
 )
-def test_instances_and_versions_can_change_in_place(new: ModelConfig, same: bool) -> None:
+def test_only_instance_and_version_changes_need_no_reload(new: ModelConfig, same: bool) -> None:
     assert same_but_instances(BASE, new) is same

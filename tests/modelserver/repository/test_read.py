@@ -1,4 +1,4 @@
-"""Configurations as Triton's users write them: their defaults, their mistakes, and what load requests replace."""
+"""Configurations as written for Triton: defaults, problems, and overrides by load requests."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ response_cache { enable: true }
 """
 
 
-def test_a_configuration_of_everything_about_batches(tmp_path: Path) -> None:
+def test_dynamic_batching_configuration_with_every_field(tmp_path: Path) -> None:
     (tmp_path / "m/warmup").mkdir(parents=True)
     (tmp_path / "m/warmup/words").touch()
     (tmp_path / "m/labels.txt").write_text("cat\ndog\n\nbird\n")
@@ -140,7 +140,7 @@ sequence_batching {
 """
 
 
-def test_a_configuration_of_everything_about_sequences(tmp_path: Path) -> None:
+def test_sequence_batching_configuration_with_every_field(tmp_path: Path) -> None:
     got = described(tmp_path, SEQUENCES, "1/model.onnx", "initial_state/t")
 
     assert got.config.sequences == SequenceBatching(
@@ -165,7 +165,7 @@ def test_a_configuration_of_everything_about_sequences(tmp_path: Path) -> None:
     assert got.warnings == ("sequence_batching.state[0].use_growable_memory has no effect here",)
 
 
-def test_a_warm_up_without_a_batch_size_is_named_as_without_effect(tmp_path: Path) -> None:
+def test_warmup_without_batch_size_gives_a_warning(tmp_path: Path) -> None:
     sample = "model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }"
 
     got = described(tmp_path, f"max_batch_size: 2 {sample}", "1/model.py")
@@ -173,7 +173,7 @@ def test_a_warm_up_without_a_batch_size_is_named_as_without_effect(tmp_path: Pat
     assert got.warnings == ("model_warmup[0] (its batch_size is 0) has no effect here",)
 
 
-def test_batch_inputs_of_a_python_model_are_named_as_without_effect(tmp_path: Path) -> None:
+def test_batch_inputs_of_a_python_model_give_a_warning(tmp_path: Path) -> None:
     text = """
         max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
         batch_input { target_name: "n" data_type: TYPE_INT32 source_input: "x" }
@@ -182,7 +182,7 @@ def test_batch_inputs_of_a_python_model_are_named_as_without_effect(tmp_path: Pa
     assert described(tmp_path, text, "1/model.py").warnings == ("batch_input has no effect here",)
 
 
-def test_sequences_are_direct_and_end_after_a_second_if_nothing_is_said(tmp_path: Path) -> None:
+def test_sequence_batching_defaults_to_direct_with_one_second_idle_time(tmp_path: Path) -> None:
     direct = "sequence_batching { direct { minimum_slot_utilization: 0.3 max_queue_delay_microseconds: 5 } }"
     assert described(tmp_path, direct).config.sequences == SequenceBatching(
         delay_s=5e-6, minimum_slot_utilization=0.3
@@ -190,7 +190,7 @@ def test_sequences_are_direct_and_end_after_a_second_if_nothing_is_said(tmp_path
     assert described(tmp_path, "sequence_batching {}").config.sequences == SequenceBatching(idle_max_s=1.0)
 
 
-def test_an_ensemble(tmp_path: Path) -> None:
+def test_ensemble_configuration(tmp_path: Path) -> None:
     config = (
         TENSORS
         + """
@@ -219,7 +219,7 @@ GUESSES = {
 
 
 @pytest.mark.parametrize("file", GUESSES)
-def test_the_backend_follows_from_the_file_and_the_defaults_are_tritons(tmp_path: Path, file: str) -> None:
+def test_backend_is_inferred_from_the_file_with_triton_defaults(tmp_path: Path, file: str) -> None:
     backend, platform, count = GUESSES[file]
 
     got = described(tmp_path, None, f"1/{file}")
@@ -244,7 +244,7 @@ def test_the_backend_follows_from_the_file_and_the_defaults_are_tritons(tmp_path
         ('backend: "python" platform: "anything"', "x.py", ("python", "anything", "model.py")),
     ],
 )
-def test_backend_platform_and_file_fill_each_other_in(
+def test_backend_platform_and_file_name_are_inferred_from_each_other(
     tmp_path: Path, config: str, file: str, expected: tuple[str, str, str]
 ) -> None:
     got = described(tmp_path, config, f"1/{file}").config
@@ -262,18 +262,18 @@ def test_backend_platform_and_file_fill_each_other_in(
         ("instance_group { kind: KIND_MODEL }", InstanceGroup("m_0", InstanceKind.MODEL)),
     ],
 )
-def test_instances_run_on_the_gpus_there_are(tmp_path: Path, group: str, expected: InstanceGroup) -> None:
+def test_instances_default_to_the_available_gpus(tmp_path: Path, group: str, expected: InstanceGroup) -> None:
     assert described(tmp_path, group, rules=Rules(gpus=(0, 1))).config.instances == (expected,)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
-def test_what_computes_on_no_gpu_runs_on_the_cpu_unless_it_is_told_to(tmp_path: Path, backend: str) -> None:
+def test_backends_without_gpu_support_default_to_the_cpu(tmp_path: Path, backend: str) -> None:
     rules = Rules(gpus=(0,), gpu_backends=frozenset({"python"}))
     (group,) = described(tmp_path, f"backend: '{backend}'", rules=rules).config.instances
     assert (group.kind, group.gpus) == (InstanceKind.CPU, ())
 
 
-def test_no_preferred_size_is_the_largest_batch(tmp_path: Path) -> None:
+def test_preferred_batch_size_defaults_to_max_batch_size(tmp_path: Path) -> None:
     got = described(tmp_path, "max_batch_size: 6 dynamic_batching {}").config.batching
     assert got is not None
     assert got.preferred_sizes == (6,)
@@ -282,7 +282,7 @@ def test_no_preferred_size_is_the_largest_batch(tmp_path: Path) -> None:
     assert none.preferred_sizes == ()
 
 
-def test_a_time_for_ever_is_a_year(tmp_path: Path) -> None:
+def test_idle_time_is_capped_at_a_year(tmp_path: Path) -> None:
     text = "sequence_batching { max_sequence_idle_microseconds: 18446744073709551615 }"
     sequences = described(tmp_path, text).config.sequences
 
@@ -290,7 +290,7 @@ def test_a_time_for_ever_is_a_year(tmp_path: Path) -> None:
     assert sequences.idle_max_s == 365 * 86_400
 
 
-def test_what_has_no_effect_is_said_and_shown(tmp_path: Path) -> None:
+def test_fields_without_effect_give_warnings_and_stay_in_the_document(tmp_path: Path) -> None:
     text = (
         "optimization { graph { level: 1 } priority: PRIORITY_MAX gather_kernel_buffer_threshold: 1"
         " eager_batching: true cuda { graphs: true }"
@@ -310,7 +310,7 @@ def test_what_has_no_effect_is_said_and_shown(tmp_path: Path) -> None:
     assert got.document["runtime"] == "r"
 
 
-def test_mistakes_of_spelling_and_of_meaning_are_told_together(tmp_path: Path) -> None:
+def test_syntax_and_semantic_problems_are_reported_together(tmp_path: Path) -> None:
     found = problems(tmp_path, "backend: 'python'\nmax_batchsize: 8\nmax_batch_size: -1\ninput { name: 3 dims: 0 }")
 
     assert [problem.split(";")[0] for problem in found] == [
@@ -322,13 +322,13 @@ def test_mistakes_of_spelling_and_of_meaning_are_told_together(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("config", ["input {", "name: 'x' \0"])
-def test_broken_text_is_told_with_its_line(tmp_path: Path, config: str) -> None:
+def test_parse_error_reports_the_line(tmp_path: Path, config: str) -> None:
     [problem] = problems(tmp_path, config)
 
     assert problem.startswith("config.pbtxt: line 1: ")
 
 
-def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_gpus_are_rejected(tmp_path: Path) -> None:
     assert problems(tmp_path, "instance_group { kind: KIND_GPU gpus: [0, 5] }", rules=Rules(gpus=(0,))) == [
         "instance_group[0].gpus: found [5], but the GPUs here are [0]"
     ]
@@ -341,7 +341,7 @@ def test_gpus_that_are_not_there(tmp_path: Path) -> None:
         ("pytorch", "the PyTorch that is installed here computes on none (it is a build without CUDA)"),
     ],
 )
-def test_gpus_that_the_library_has_no_use_for(tmp_path: Path, backend: str, why: str) -> None:
+def test_gpu_instances_of_a_backend_without_gpu_support_are_rejected(tmp_path: Path, backend: str, why: str) -> None:
     rules = Rules(gpus=(0,), gpu_backends=frozenset({"python", "onnxruntime"}))
     config = f"backend: '{backend}' instance_group {{ kind: KIND_GPU }}"
     assert problems(tmp_path, config, rules=rules) == [
@@ -349,7 +349,7 @@ def test_gpus_that_the_library_has_no_use_for(tmp_path: Path, backend: str, why:
     ]
 
 
-def test_without_completion_a_configuration_must_be_whole(tmp_path: Path) -> None:
+def test_auto_complete_disabled_requires_a_complete_configuration(tmp_path: Path) -> None:
     strict = Rules(auto_complete=False)
     assert problems(tmp_path, "input { name: 'a' }", rules=strict) == [
         "input[0].data_type: must be given for 'a'",
@@ -360,7 +360,7 @@ def test_without_completion_a_configuration_must_be_whole(tmp_path: Path) -> Non
         read(scan(tmp_path)[0], rules=strict)
 
 
-def test_another_configuration_can_be_chosen_by_name(tmp_path: Path) -> None:
+def test_named_configuration_replaces_the_default(tmp_path: Path) -> None:
     rules = Rules(config_name="big")
     assert described(tmp_path, "max_batch_size: 2", rules=rules).config.max_batch == 2
     (tmp_path / "m/configs").mkdir()
@@ -369,7 +369,7 @@ def test_another_configuration_can_be_chosen_by_name(tmp_path: Path) -> None:
     assert described(tmp_path, "max_batch_size: 2", rules=Rules(config_name="../m/configs/big")).config.max_batch == 2
 
 
-def test_unpickling_is_allowed_by_the_operator_alone(tmp_path: Path) -> None:
+def test_only_the_operator_can_allow_pickle(tmp_path: Path) -> None:
     allowed = described(tmp_path, None, "1/model.pt", rules=Rules(allow_pickle=frozenset({"m"})))
 
     assert allowed.config.parameters == {"forebay.allow_pickle": "true"}
@@ -377,7 +377,7 @@ def test_unpickling_is_allowed_by_the_operator_alone(tmp_path: Path) -> None:
     assert described(tmp_path, None, "1/model.pt", rules=Rules(allow_pickle=frozenset({"n"}))).config.parameters == {}
 
 
-def test_labels_without_a_last_line_end_and_without_lines(tmp_path: Path) -> None:
+def test_label_files_without_final_newline_or_empty(tmp_path: Path) -> None:
     text = "output { name: 'a' label_filename: 'l' } output { name: 'b' label_filename: 'none' }"
     (tmp_path / "m").mkdir()
     (tmp_path / "m/l").write_bytes(b"x\ny\xff")
@@ -385,7 +385,7 @@ def test_labels_without_a_last_line_end_and_without_lines(tmp_path: Path) -> Non
     assert described(tmp_path, text, "none", "1/model.py").labels == {"a": ("x", "y\ufffd"), "b": ()}
 
 
-def test_a_file_of_labels_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_file_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(tmp_path, "output { name: 'a' label_filename: 'l' }")
     (tmp_path / "m/l").write_text("cat\n")
     [found] = scan(tmp_path)
@@ -396,7 +396,7 @@ def test_a_file_of_labels_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("link", ["l", "warmup/x"])
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, link: str) -> None:
+def test_symlink_out_of_the_model_folder_is_rejected(tmp_path: Path, link: str) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "repository/m/warmup").mkdir(parents=True)
     text = (
@@ -412,7 +412,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, link: str) -> 
         read(found)
 
 
-def test_a_configuration_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+def test_unreadable_configuration_is_reported(tmp_path: Path) -> None:
     model(tmp_path, None)
     (tmp_path / "m/config.pbtxt").mkdir()
 
@@ -420,7 +420,7 @@ def test_a_configuration_that_cannot_be_read_is_a_problem(tmp_path: Path) -> Non
         read(scan(tmp_path)[0])
 
 
-def test_a_version_that_has_gone_is_a_problem(tmp_path: Path) -> None:
+def test_version_removed_after_the_scan_is_reported(tmp_path: Path) -> None:
     [found] = scan(model(tmp_path, ""))
     (tmp_path / "m/1/model.py").unlink()
     (tmp_path / "m/1").rmdir()
@@ -429,7 +429,7 @@ def test_a_version_that_has_gone_is_a_problem(tmp_path: Path) -> None:
         read(found)
 
 
-def test_a_load_request_may_bring_its_configuration(tmp_path: Path) -> None:
+def test_load_request_can_override_the_configuration(tmp_path: Path) -> None:
     [found] = scan(model(tmp_path, "max_batch_size: 2"))
 
     got = read(found, json.dumps({"max_batch_size": 16, "backend": "python"}))
@@ -445,13 +445,13 @@ def test_a_load_request_may_bring_its_configuration(tmp_path: Path) -> None:
         read(found, '{"max_batch": 4}')
 
 
-def test_what_is_shown_can_be_given_back(tmp_path: Path) -> None:
+def test_document_can_be_used_as_configuration_override(tmp_path: Path) -> None:
     got = described(tmp_path, SEQUENCES, "1/model.onnx", "initial_state/t")
 
     assert read(scan(tmp_path)[0], json.dumps(got.document)) == got
 
 
-def test_a_load_request_may_bring_its_files(tmp_path: Path) -> None:
+def test_load_request_can_include_files(tmp_path: Path) -> None:
     files = {"file:2/model.onnx": b"onnx", "3/sub/x": b"", "file:labels.txt": b"a\nb"}
 
     got = read(named("new"), '{"output": [{"name": "o", "label_filename": "labels.txt"}]}', files)
@@ -477,14 +477,14 @@ def test_a_load_request_may_bring_its_files(tmp_path: Path) -> None:
     ],
     ids=range(7),
 )
-def test_files_stay_in_their_folder(files: dict[str, bytes], problem: str) -> None:
+def test_invalid_file_overrides_are_rejected(files: dict[str, bytes], problem: str) -> None:
     with pytest.raises(BadModel) as raised:
         read(named("new"), "{}", files)
 
     assert raised.value.problems[0].startswith(problem)
 
 
-def test_files_need_a_configuration_and_what_is_not_there_needs_files() -> None:
+def test_file_overrides_need_a_configuration_and_unknown_models_need_files() -> None:
     with pytest.raises(BadModel, match="load parameter 'config' must be specified for model file override"):
         read(named("new"), None, {"file:1/model.py": b""})
     with pytest.raises(BadModel, match="it is not in the repository"):
@@ -494,7 +494,7 @@ def test_files_need_a_configuration_and_what_is_not_there_needs_files() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "..", ".", "a/b", "a\\b", "a\nb", "\ud800", "x" * 201])
-def test_a_name_is_never_a_path(name: str) -> None:
+def test_invalid_model_names_are_rejected(name: str) -> None:
     with pytest.raises(BadModel) as raised:
         named(name)
     assert raised.value.text.encode()

@@ -1,4 +1,4 @@
-"""Whatever can be configured can be written down and read back: as text, as JSON, and as the values themselves."""
+"""Every configuration round-trips through text, JSON and config values."""
 
 import json
 from dataclasses import replace
@@ -221,7 +221,7 @@ NOWHERE = Found("m", Path())
 
 @settings(max_examples=examples(150))
 @given(MODELS | ENSEMBLES)
-def test_every_configuration_survives_text_and_json(config: ModelConfig) -> None:
+def test_configurations_round_trip_through_text_and_json(config: ModelConfig) -> None:
     message, again, problems = message_from(config), empty(), Problems()
     text = text_of(message)
     fill(again, parse_text(text.encode()), problems)
@@ -231,5 +231,5 @@ def test_every_configuration_survives_text_and_json(config: ModelConfig) -> None
     assert read(NOWHERE, json.dumps(document_of(message)), rules=RULES).config == config
 
 
-def test_names_of_files_survive() -> None:
+def test_file_names_round_trip() -> None:
     assert values_of(message_from(FILES)) == FILES

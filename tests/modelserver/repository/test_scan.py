@@ -1,4 +1,4 @@
-"""What counts as a model in a repository, and that nothing outside of it is reached."""
+"""What counts as a model in a repository, and that nothing outside it is reached."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ def found(*folders: Path) -> dict[str, Found]:
     return {each.name: each for each in scan(*folders)}
 
 
-def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(tmp_path: Path) -> None:
+def test_folders_are_models_and_canonical_numbers_are_versions(tmp_path: Path) -> None:
     model(tmp_path, "", "1/model.py", "10/model.py", "2/x", "0/x", "007/x", "v3/x", "-4/x", "5", "warmup/x", name="b")
     model(tmp_path, None, "README.md", name="a")
     (tmp_path / "client.py").touch()
@@ -31,7 +31,7 @@ def test_models_are_folders_and_versions_are_numbers_without_zeros_before_them(t
     assert not models["b"].problems
 
 
-def test_a_version_is_at_most_what_the_protocol_can_say(tmp_path: Path) -> None:
+def test_version_numbers_are_limited_to_int64(tmp_path: Path) -> None:
     model(
         tmp_path, "", f"{2**63 - 1}/model.py", "1000000000000000000/x", f"{2**63}/x", f"{10**19}/x", "²/x", name="b"
     )
@@ -45,7 +45,7 @@ def test_a_version_is_at_most_what_the_protocol_can_say(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_of_bare_files_is_a_repository(tmp_path: Path) -> None:
+def test_folder_of_bare_model_files_is_a_repository(tmp_path: Path) -> None:
     for name in ("resnet.onnx", "ocr.v2.xml", "ocr.v2.bin", "t.pt2", "tag.py", "chat.gguf", "README.md", ".x.onnx"):
         (tmp_path / name).touch()
     (tmp_path / "data").mkdir()
@@ -63,7 +63,7 @@ def test_a_folder_of_bare_files_is_a_repository(tmp_path: Path) -> None:
         read(models["chat"])
 
 
-def test_two_bare_files_of_one_name_are_one_model_with_a_problem(tmp_path: Path) -> None:
+def test_two_bare_files_with_one_name_are_reported(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     (tmp_path / "m.pt").touch()
 
@@ -72,7 +72,7 @@ def test_two_bare_files_of_one_name_are_one_model_with_a_problem(tmp_path: Path)
     assert one.problems == (f"it exists twice: {tmp_path / 'm.onnx'} and {tmp_path / 'm.pt'}",)
 
 
-def test_several_repositories_are_one_and_a_model_in_two_is_a_problem(tmp_path: Path) -> None:
+def test_repositories_are_merged_and_duplicate_models_are_reported(tmp_path: Path) -> None:
     model(tmp_path / "x", "", name="a")
     model(tmp_path / "x", "", name="both")
     model(tmp_path / "y", "", name="both")
@@ -86,7 +86,7 @@ def test_several_repositories_are_one_and_a_model_in_two_is_a_problem(tmp_path: 
         read(models["both"])
 
 
-def test_a_repository_must_be_a_folder_of_models(tmp_path: Path) -> None:
+def test_invalid_repository_path_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         scan(tmp_path / "absent")
     with pytest.raises(BadModel, match="is the folder of a model; the repository is the folder above it"):
@@ -105,7 +105,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-def test_a_link_out_of_the_repository_stops_that_model_alone(tmp_path: Path, link: str) -> None:
+def test_symlink_out_of_the_repository_affects_only_its_model(tmp_path: Path, link: str) -> None:
     outside = model(tmp_path / "outside", "max_batch_size: 1")
     root = model(tmp_path / "repository", "", name="good")
     (root / link).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_a_link_out_of_the_repository_stops_that_model_alone(tmp_path: Path, lin
 
 
 @pytest.mark.parametrize("link", ["m", "m/1", "m/1/model.py", "m/l"])
-def test_links_to_an_allowed_folder_are_followed(tmp_path: Path, link: str) -> None:
+def test_symlinks_to_an_allowed_folder_are_followed(tmp_path: Path, link: str) -> None:
     text = "output { name: 'OUT' data_type: TYPE_FP32 dims: 2 label_filename: 'l' }"
     model(tmp_path / "files", text, "1/model.py", "l")
     (tmp_path / "repository").mkdir()
@@ -140,13 +140,13 @@ def test_links_to_an_allowed_folder_are_followed(tmp_path: Path, link: str) -> N
     assert scan(tmp_path / "repository")[0].problems
 
 
-def test_the_lost_and_found_folder_of_a_volume_is_no_model(tmp_path: Path) -> None:
+def test_lost_and_found_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
 
     assert scan(tmp_path) == []
 
 
-def test_links_within_the_repository_are_followed(tmp_path: Path) -> None:
+def test_symlinks_within_the_repository_are_followed(tmp_path: Path) -> None:
     model(tmp_path, "", "..data/1/model.py", "other")
     (tmp_path / "m/1").symlink_to("..data/1")
     (tmp_path / "m/2").symlink_to("1")
@@ -159,7 +159,7 @@ def test_links_within_the_repository_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["m/1/link", "m"])
-def test_a_link_that_leads_nowhere_stops_that_model_alone(tmp_path: Path, where: str) -> None:
+def test_dangling_symlink_affects_only_its_model(tmp_path: Path, where: str) -> None:
     root = model(tmp_path, "", name="good")
     (root / where).parent.mkdir(parents=True, exist_ok=True)
     (root / where).symlink_to(root / where)
@@ -170,9 +170,7 @@ def test_a_link_that_leads_nowhere_stops_that_model_alone(tmp_path: Path, where:
     assert not models["good"].problems
 
 
-def test_a_folder_that_cannot_be_listed_stops_that_model_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_affects_only_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model(tmp_path, "", name="ajar")
     model(tmp_path, "", name="good")
     (tmp_path / "client.py").touch()
@@ -191,7 +189,7 @@ def test_a_folder_that_cannot_be_listed_stops_that_model_alone(
     read(models["good"])
 
 
-def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
+def test_unprintable_model_names_are_reported(tmp_path: Path) -> None:
     os.mkdir(os.fsencode(tmp_path) + b"/a\xff")
     (tmp_path / "b\n").mkdir()
     (tmp_path / "c").mkdir()
@@ -205,13 +203,13 @@ def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
     assert ["not text" in str(each.problems) for each in models] == [True, True, False]
 
 
-def test_a_folder_without_a_bottom_is_told(tmp_path: Path) -> None:
+def test_folder_depth_is_limited(tmp_path: Path) -> None:
     model(tmp_path, "", "/".join("d" * (DEPTH_MAX + 2)) + "/x")
 
     assert found(tmp_path)["m"].problems == (f"{tmp_path / 'm'} has more than {DEPTH_MAX} folders deep",)
 
 
-def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
+def test_named_pipe_is_reported_and_not_opened(tmp_path: Path) -> None:
     model(tmp_path, None)
     os.mkfifo(tmp_path / "m/config.pbtxt")
 
@@ -220,7 +218,7 @@ def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
     assert one.problems == (f"{tmp_path / 'm/config.pbtxt'} is neither a file nor a folder",)
 
 
-def test_the_stamp_differs_if_any_file_does(tmp_path: Path) -> None:
+def test_stamp_changes_with_any_file_but_not_with_pycache(tmp_path: Path) -> None:
     model(tmp_path, "", "1/model.py", "labels.txt")
 
     def stamp() -> str:
@@ -242,7 +240,7 @@ def test_the_stamp_differs_if_any_file_does(tmp_path: Path) -> None:
     assert stamp() == seen[-1]
 
 
-def test_the_stamp_of_a_bare_model_covers_its_weights(tmp_path: Path) -> None:
+def test_stamp_of_a_bare_model_covers_its_weights(tmp_path: Path) -> None:
     (tmp_path / "m.xml").touch()
     (tmp_path / "m.bin").touch()
     before = scan(tmp_path)[0].stamp

@@ -1,4 +1,4 @@
-"""Mistakes in how a model is scheduled: all of them are told at once."""
+"""Invalid scheduling configurations: all problems are reported together."""
 
 from pathlib import Path
 
@@ -185,5 +185,5 @@ SCHEDULING = [
 
 
 @pytest.mark.parametrize(("config", "expected"), SCHEDULING, ids=range(len(SCHEDULING)))
-def test_all_mistakes_of_scheduling_are_told_at_once(tmp_path: Path, config: str, expected: list[str]) -> None:
+def test_all_scheduling_problems_are_reported_together(tmp_path: Path, config: str, expected: list[str]) -> None:
     assert problems(tmp_path, f"max_batch_size: 8 {config}") == expected

@@ -1,4 +1,4 @@
-"""Models that have a task: their tensors are looked at when they are loaded, not by the first request."""
+"""Models with a task: their tensors are checked at load, not by the first request."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TEXT = "input { name: 'TEXT' data_type: TYPE_STRING dims: 1 } "
 EMBEDDING = "output { name: 'EMBEDDING' data_type: TYPE_FP32 dims: 3 } "
 
 
-def test_a_model_that_has_what_its_task_needs_is_taken(tmp_path: Path) -> None:
+def test_model_meeting_its_task_contract_is_accepted(tmp_path: Path) -> None:
     more = "output { name: 'TOKENS' data_type: TYPE_INT64 dims: 1 } "
     more += "output { name: 'OTHER' data_type: TYPE_BOOL dims: 1 } "
     spare = "input { name: 'HINT' data_type: TYPE_FP32 dims: 1 optional: true } "
@@ -42,7 +42,5 @@ def test_a_model_that_has_what_its_task_needs_is_taken(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_its_task_could_not_use_is_told_with_field_and_allowed_values(
-    tensors: str, problem: str, tmp_path: Path
-) -> None:
+def test_violated_task_contract_reports_field_and_allowed_values(tensors: str, problem: str, tmp_path: Path) -> None:
     assert problem in problems(tmp_path, TASK + tensors, rules=STRICT)

@@ -1,4 +1,4 @@
-"""The text of configurations: every mistake is told with its line or field, and no text takes long or breaks us."""
+"""The text format of configurations: problems name their line or field, and no input breaks the parser."""
 
 import json
 
@@ -35,7 +35,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
-def test_one_message_can_be_written_in_many_ways(text: str) -> None:
+def test_text_format_variants_parse_to_the_same_message(text: str) -> None:
     assert read(text) == ('input {\n  name: "x"\n}\n', [])
 
 
@@ -64,7 +64,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_values_are_read_as_protobuf_reads_them(text: str) -> None:
+def test_values_parse_as_in_protobuf(text: str) -> None:
     expected = text_of(text_format.Parse(text, empty()))
 
     assert read(text) == (expected, [])
@@ -96,14 +96,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN.items(), ids=[t[:20] for t in BROKEN])
-def test_what_is_not_the_text_form_is_told_with_its_line(text: str, problem: str) -> None:
+def test_syntax_error_reports_the_line(text: str, problem: str) -> None:
     with pytest.raises(BadText, match="line") as raised:
         read(text)
 
     assert str(raised.value) == problem
 
 
-def test_bytes_that_are_not_text_and_files_that_are_too_long_are_refused() -> None:
+def test_invalid_utf8_and_oversized_files_are_rejected() -> None:
     with pytest.raises(BadText, match="line 2: not UTF-8"):
         read(b"name: 'x'\n\xff")
     with pytest.raises(BadText, match="longer than"):
@@ -149,11 +149,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG.items(), ids=[t[:40].strip() for t in WRONG])
-def test_a_field_that_does_not_fit_is_told_with_what_is_allowed(text: str, problem: str) -> None:
+def test_invalid_field_reports_allowed_values(text: str, problem: str) -> None:
     assert read(text)[1] == [problem]
 
 
-def test_all_fields_that_do_not_fit_are_told_at_once() -> None:
+def test_all_invalid_fields_are_reported_together() -> None:
     found = read("foo: 1\ninput {\n dims: 'x'\n datatype: 3 }\nname: 1\nzzzz: 1")[1]
 
     assert [problem.split(";")[0] for problem in found] == [
@@ -165,7 +165,7 @@ def test_all_fields_that_do_not_fit_are_told_at_once() -> None:
     ]
 
 
-def test_a_file_of_mistakes_ends_the_search() -> None:
+def test_number_of_reported_problems_is_limited() -> None:
     assert len(read(" ".join(f"f{n}: 1" for n in range(9_000)))[1]) == PROBLEMS_MAX
     assert read("input { dims: [" + "1," * ITEMS_MAX + "1] }")[1] == [
         f"line 1: input[0].dims: more than {ITEMS_MAX} fields in one file"
@@ -189,7 +189,7 @@ JSON = {
 
 
 @pytest.mark.parametrize(("text", "expected"), JSON.items(), ids=JSON)
-def test_json_is_read_as_protobuf_reads_it(text: str, expected: str) -> None:
+def test_json_parses_as_in_protobuf(text: str, expected: str) -> None:
     assert read(text, lenient=True) == (expected, [])
 
 
@@ -206,7 +206,7 @@ def test_json_is_read_as_protobuf_reads_it(text: str, expected: str) -> None:
     ],
     ids=range(7),
 )
-def test_what_is_no_json_object_is_refused(text: str, problem: str) -> None:
+def test_invalid_json_is_rejected(text: str, problem: str) -> None:
     with pytest.raises(BadText) as raised:
         read(text, lenient=True)
 
@@ -234,13 +234,13 @@ def test_what_is_no_json_object_is_refused(text: str, problem: str) -> None:
     ],
     ids=range(12),
 )
-def test_json_that_does_not_fit_is_told_by_field(text: str, problem: str) -> None:
+def test_invalid_json_field_is_reported_by_name(text: str, problem: str) -> None:
     [found] = read(text, lenient=True)[1]
 
     assert found.startswith(problem)
 
 
-def test_documents_show_numbers_as_numbers_and_can_be_read_back() -> None:
+def test_document_has_json_numbers_and_round_trips() -> None:
     message, problems = empty(), Problems()
     text = (
         b"name: 'm' input { name: 'x' dims: [3, -1] reshape { shape: [] } }"
@@ -286,7 +286,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join) | st.text(max_size=60) | st.binary(max_size=60))
-def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+def test_arbitrary_text_parses_or_raises_badtext(text: str | bytes) -> None:
     for lenient in (False, True):
         try:
             read(text if isinstance(text, bytes) else text.encode("utf-8", "replace"), lenient=lenient)
@@ -307,7 +307,7 @@ DOCUMENTS = st.dictionaries(
 
 
 @given(DOCUMENTS)
-def test_any_json_is_read_or_refused(document: object) -> None:
+def test_arbitrary_json_parses_or_raises_badtext(document: object) -> None:
     try:
         read(json.dumps(document), lenient=True)
     except BadText:

@@ -1,4 +1,4 @@
-"""Values as a configuration message, whole: the way back of what the product reads."""
+"""Config values to a complete configuration message: the inverse of what the product parses."""
 
 from forebay.core.serving.config import (
     Control,

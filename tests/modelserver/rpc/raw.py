@@ -1,4 +1,4 @@
-"""A gRPC client without a library: it sends what no library would."""
+"""A gRPC client without a library, to send what no library would send."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A gRPC front on a free port, before models in memory that do what their names say."""
+"""A gRPC frontend on a free port over in-memory models named after what they do."""
 
 import asyncio
 import contextlib

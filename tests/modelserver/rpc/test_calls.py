@@ -1,4 +1,4 @@
-"""Calls over gRPC: what they answer, and what they refuse."""
+"""Unary gRPC calls: their responses and errors."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ STATUS_200 = b"\x88"
 """As HPACK has it."""
 
 
-def test_a_model_answers_in_raw_bytes_whatever_form_the_request_has(tmp_path: Path) -> None:
+def test_response_has_raw_contents_for_raw_and_typed_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             typed = asked("echo", None)
@@ -35,7 +35,7 @@ def test_a_model_answers_in_raw_bytes_whatever_form_the_request_has(tmp_path: Pa
     run(main())
 
 
-def test_parameters_go_to_the_model_and_come_back(tmp_path: Path) -> None:
+def test_parameters_reach_the_model_and_are_returned(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             custom: dict[str, Any] = {"a": True, "b": -7, "c": "x", "d": 1.5}
@@ -147,7 +147,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("message", "text"), INVALID, ids=lambda value: value[:40] if isinstance(value, str) else "")
-def test_what_is_wrong_with_a_request_is_said(tmp_path: Path, message: Any, text: str) -> None:
+def test_invalid_request_reports_the_problem(tmp_path: Path, message: Any, text: str) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             code, found = await it.code("ModelInfer", message)
@@ -185,9 +185,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "message", "code", "text"), REFUSED)
-def test_refusals_have_the_codes_of_the_protocol(
-    tmp_path: Path, method: str, message: Any, code: str, text: str
-) -> None:
+def test_errors_have_grpc_status_codes(tmp_path: Path, method: str, message: Any, code: str, text: str) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             found, said = await it.code(method, message)
@@ -197,7 +195,7 @@ def test_refusals_have_the_codes_of_the_protocol(
 
 
 @pytest.mark.parametrize(("model", "told"), [("wrong", "7000"), ("silent", None)])
-def test_a_refusal_says_when_to_come_back_if_that_is_known(tmp_path: Path, model: str, told: str | None) -> None:
+def test_error_has_retry_pushback_when_known(tmp_path: Path, model: str, told: str | None) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             call = it.stub.ModelInfer(asked(model))
@@ -208,7 +206,7 @@ def test_a_refusal_says_when_to_come_back_if_that_is_known(tmp_path: Path, model
     run(main())
 
 
-def test_a_client_that_goes_away_cancels_its_request(tmp_path: Path) -> None:
+def test_cancelled_call_cancels_the_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             call = it.stub.ModelInfer(asked("slow"))
@@ -219,7 +217,7 @@ def test_a_client_that_goes_away_cancels_its_request(tmp_path: Path) -> None:
     run(main())
 
 
-def test_messages_have_a_limit(tmp_path: Path) -> None:
+def test_message_size_is_limited(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, message_bytes_max=1000) as it:
             code, _ = await it.code("ModelInfer", asked("echo", bytes(2000), [500]))
@@ -229,7 +227,7 @@ def test_messages_have_a_limit(tmp_path: Path) -> None:
     run(main())
 
 
-def test_classes_stand_for_scores(tmp_path: Path) -> None:
+def test_classification_returns_labels(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             message = asked("batches", shape=[2, 2])
@@ -242,7 +240,7 @@ def test_classes_stand_for_scores(tmp_path: Path) -> None:
     run(main())
 
 
-def test_tensors_in_shared_memory_do_not_travel(tmp_path: Path) -> None:
+def test_shared_memory_tensors_are_not_in_the_message(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             (tmp_path / "k").write_bytes(FOUR + bytes(32))
@@ -271,7 +269,7 @@ def test_tensors_in_shared_memory_do_not_travel(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_there_is_is_told(tmp_path: Path) -> None:
+def test_health_metadata_statistics_and_repository_index(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, version="1.2") as it:
             assert (await it.stub.ServerLive(pb.ServerLiveRequest())).live
@@ -299,7 +297,7 @@ def test_what_there_is_is_told(tmp_path: Path) -> None:
     run(main())
 
 
-def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
+def test_model_load_and_unload(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             load = pb.RepositoryModelLoadRequest(model_name="echo")
@@ -337,7 +335,7 @@ def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
     run(main())
 
 
-def test_settings_are_read_and_changed(tmp_path: Path) -> None:
+def test_trace_and_log_settings_can_be_read_and_updated(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             change = pb.TraceSettingRequest(model_name="echo")
@@ -371,7 +369,7 @@ def test_health_follows_readiness(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_watch_that_is_late_ends_without_a_second_head(tmp_path: Path) -> None:
+def test_expired_health_watch_sends_only_trailers(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             raw = await it.raw()
@@ -384,7 +382,7 @@ def test_a_watch_that_is_late_ends_without_a_second_head(tmp_path: Path) -> None
     run(main())
 
 
-def test_a_port_that_is_taken_is_not_shared(tmp_path: Path) -> None:
+def test_port_in_use_is_an_error(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it, rig(tmp_path) as other:
             await other.front.stop(0)
@@ -394,7 +392,7 @@ def test_a_port_that_is_taken_is_not_shared(tmp_path: Path) -> None:
     run(main())
 
 
-def test_calls_under_way_are_finished_before_the_end(tmp_path: Path) -> None:
+def test_stop_waits_for_calls_in_flight(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             call = it.stub.ModelInfer(asked("slow"))
@@ -410,7 +408,7 @@ def test_calls_under_way_are_finished_before_the_end(tmp_path: Path) -> None:
     run(main())
 
 
-def test_calls_without_end_do_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_stop_ends_idle_streams_and_watches(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             watch = it.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
@@ -435,7 +433,7 @@ def test_calls_without_end_do_not_hold_up_the_end(tmp_path: Path) -> None:
     run(main())
 
 
-def test_answers_may_be_packed(tmp_path: Path) -> None:
+def test_client_receives_compressed_responses(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, compression="gzip") as it:
             message = asked("echo", bytes(40_000), [10_000])

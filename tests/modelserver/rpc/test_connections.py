@@ -1,4 +1,4 @@
-"""Connections of gRPC clients, as they are and as they should not be: TLS, pings, ages, deadlines, headers."""
+"""gRPC connections: invalid calls, TLS, pings, connection age, deadlines, metadata, compression."""
 
 import asyncio
 import random
@@ -50,7 +50,9 @@ def message(model: str = "echo") -> bytes:
         ({}, b"\1\0\0\0\x03abc", b"grpc-status\x0213"),
     ],
 )
-def test_calls_that_are_none_are_refused(tmp_path: Path, headers: dict[str, str], data: bytes, found: bytes) -> None:
+def test_invalid_calls_are_rejected_and_the_connection_stays_open(
+    tmp_path: Path, headers: dict[str, str], data: bytes, found: bytes
+) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
@@ -62,7 +64,7 @@ def test_calls_that_are_none_are_refused(tmp_path: Path, headers: dict[str, str]
     run(main())
 
 
-def test_a_deadline_ends_a_call_and_its_request(tmp_path: Path) -> None:
+def test_deadline_ends_the_call_and_cancels_its_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
@@ -77,7 +79,7 @@ def test_a_deadline_ends_a_call_and_its_request(tmp_path: Path) -> None:
     run(main())
 
 
-def test_headers_become_parameters_where_that_is_wanted(tmp_path: Path) -> None:
+def test_matching_metadata_is_forwarded_as_parameters(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, forwarded_headers=re.compile("^(tenant|trace-|triton_|user-agent)")) as it:
             metadata = (("tenant", "a"), ("trace-id", "7"), ("other", "x"))
@@ -95,7 +97,7 @@ def test_headers_become_parameters_where_that_is_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_answers_are_packed_for_clients_that_can_read_it(tmp_path: Path, coding: str) -> None:
+def test_responses_are_compressed_only_for_clients_accepting_it(tmp_path: Path, coding: str) -> None:
     async def main() -> None:
         async with rig(tmp_path, compression=coding) as it:
             for size in (4, calls.PACKED_AT_ONCE_BYTES_MAX):
@@ -112,7 +114,7 @@ def test_answers_are_packed_for_clients_that_can_read_it(tmp_path: Path, coding:
 
 
 @pytest.mark.parametrize("elements", [4, 100_000])
-def test_requests_may_be_packed(tmp_path: Path, elements: int) -> None:
+def test_compressed_requests_are_accepted_and_corrupt_ones_rejected(tmp_path: Path, elements: int) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             floats = random.Random(1).randbytes(4 * elements)
@@ -131,7 +133,7 @@ def test_requests_may_be_packed(tmp_path: Path, elements: int) -> None:
     run(main())
 
 
-def test_a_client_that_goes_away_while_its_answer_is_packed_gets_none(tmp_path: Path) -> None:
+def test_cancel_during_response_compression(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, compression="gzip") as it:
             large = asked("echo", bytes(2_000_000), [500_000])
@@ -143,7 +145,7 @@ def test_a_client_that_goes_away_while_its_answer_is_packed_gets_none(tmp_path: 
     run(main())
 
 
-def test_messages_that_come_in_part_have_so_much_room_together(tmp_path: Path) -> None:
+def test_bytes_of_incomplete_messages_are_limited_over_all_calls(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, messages_bytes_max=20_000) as it:
             room = it.front.context.room
@@ -167,9 +169,7 @@ def test_messages_that_come_in_part_have_so_much_room_together(tmp_path: Path) -
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("path", [INFER, STREAM])
-def test_a_message_that_does_not_become_whole_ends_its_call(
-    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_message_times_out(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MESSAGE_TIMEOUT_S", 0.05)
 
     async def main() -> None:
@@ -182,7 +182,7 @@ def test_a_message_that_does_not_become_whole_ends_its_call(
     run(main())
 
 
-def test_a_stream_whose_messages_become_whole_goes_on(tmp_path: Path) -> None:
+def test_message_timeout_of_a_completed_message_is_ignored(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             raw = await it.raw()
@@ -214,7 +214,7 @@ def tls(folder: Path, clients: bool) -> tuple[RpcTls, Any]:
 
 
 @pytest.mark.parametrize("clients", [False, True])
-def test_calls_may_be_encrypted(tmp_path: Path, clients: bool) -> None:
+def test_tls_with_and_without_client_certificates(tmp_path: Path, clients: bool) -> None:
     async def main() -> None:
         files, credentials = tls(tmp_path, clients)
         async with rig(tmp_path, tls=files) as it:
@@ -236,7 +236,7 @@ def test_calls_may_be_encrypted(tmp_path: Path, clients: bool) -> None:
 
 
 @pytest.mark.parametrize("clients", [False, True])
-def test_new_certificates_serve_new_connections_and_open_ones_go_on(
+def test_renewed_certificate_serves_new_connections_and_keeps_open_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: bool
 ) -> None:
     monkeypatch.setattr(net_tls, "LOOK_S", 0.01)
@@ -265,7 +265,7 @@ def test_new_certificates_serve_new_connections_and_open_ones_go_on(
     run(main())
 
 
-def test_what_is_no_authority_is_named(tmp_path: Path) -> None:
+def test_invalid_client_ca_file_is_reported(tmp_path: Path) -> None:
     tls(tmp_path, True)
     (tmp_path / "empty.pem").write_text("")
     for name in ("none.pem", "empty.pem"):
@@ -287,7 +287,7 @@ async def connected(it: Any, count: int = 1) -> Http2Server[Any]:
     return server
 
 
-def test_a_client_that_says_nothing_at_all_is_cut_off(tmp_path: Path) -> None:
+def test_client_without_preface_is_disconnected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw(b"")
@@ -297,7 +297,7 @@ def test_a_client_that_says_nothing_at_all_is_cut_off(tmp_path: Path) -> None:
     run(main())
 
 
-def test_silent_clients_with_calls_are_pinged_and_cut_off_if_they_do_not_answer(tmp_path: Path) -> None:
+def test_silent_client_with_calls_is_pinged_and_disconnected_without_answer(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, keepalive=Keepalive(ping_s=60, ping_timeout_s=20)) as it:
             client = await it.raw()
@@ -319,7 +319,7 @@ def test_silent_clients_with_calls_are_pinged_and_cut_off_if_they_do_not_answer(
 
 
 @pytest.mark.parametrize(("strikes", "pings"), [(2, 4), (0, 50)])
-def test_clients_that_ping_too_often_are_told_so(tmp_path: Path, strikes: int, pings: int) -> None:
+def test_too_many_pings_end_the_connection(tmp_path: Path, strikes: int, pings: int) -> None:
     async def main() -> None:
         async with rig(tmp_path, keepalive=Keepalive(strikes_max=strikes)) as it:
             client = await it.raw()
@@ -333,7 +333,7 @@ def test_clients_that_ping_too_often_are_told_so(tmp_path: Path, strikes: int, p
     run(main())
 
 
-def test_old_connections_are_left_once_their_calls_have_ended(tmp_path: Path) -> None:
+def test_connection_over_its_age_closes_after_its_calls(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, keepalive=Keepalive(age_s=60, age_grace_s=60)) as it:
             client, idle = await it.raw(), await it.raw()
@@ -358,7 +358,7 @@ def test_old_connections_are_left_once_their_calls_have_ended(tmp_path: Path) ->
     run(main())
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(tmp_path: Path) -> None:
+def test_client_granting_no_window_is_disconnected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
@@ -377,7 +377,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(tmp_path: Path) ->
     run(main())
 
 
-def test_a_client_that_does_not_read_is_not_read(tmp_path: Path) -> None:
+def test_backpressure_stops_reading_from_a_client_that_does_not_read(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
@@ -399,7 +399,7 @@ def test_a_client_that_does_not_read_is_not_read(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_client_that_does_not_even_read_its_goodbye_is_cut_off(tmp_path: Path) -> None:
+def test_client_not_reading_goaway_is_disconnected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
@@ -418,7 +418,7 @@ def test_a_client_that_does_not_even_read_its_goodbye_is_cut_off(tmp_path: Path)
     run(main())
 
 
-def test_there_are_only_so_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_connections_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2, "CONNECTIONS_MAX", 1)
 
     async def main() -> None:

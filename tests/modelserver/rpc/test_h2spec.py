@@ -1,7 +1,7 @@
-"""The tool h2spec asks the server of HTTP/2 what it does with clients that are wrong.
+"""Conformance of the HTTP/2 server, by the tool h2spec (https://github.com/summerwind/h2spec, built with Go).
 
-It is https://github.com/summerwind/h2spec, built with Go; H2SPEC names the program if it is not in PATH. What it
-looks for is in `tests/wire/http2`, too, where nothing else is needed: here somebody else has written the clients.
+H2SPEC names the program if it is not in PATH. `tests/wire/http2` checks the same without it; here the misbehaving
+clients are written by others.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def asked(report: Path) -> None:
 
 
 @pytest.mark.timeout(PATIENCE_S + 30)
-def test_h2spec_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_server_passes_h2spec(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     run(asked(report))
     cases = list(ElementTree.parse(report).iter("testcase"))

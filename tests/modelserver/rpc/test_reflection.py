@@ -1,4 +1,4 @@
-"""Server reflection: what a client without proto files finds out, over a real channel and from the bytes alone."""
+"""Server reflection, over a real channel and from bytes alone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ async def ask(it: Rig, package: str, questions: Sequence[bytes], **options: Any)
 
 
 @pytest.mark.parametrize("package", REFLECTION)
-def test_a_client_finds_every_service_and_can_build_it(tmp_path: Path, package: str) -> None:
+def test_client_can_build_every_listed_service(tmp_path: Path, package: str) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             (listed,) = await ask(it, package, [question(package, host="here", list_services="*")])
@@ -60,7 +60,7 @@ def test_a_client_finds_every_service_and_can_build_it(tmp_path: Path, package: 
     run(main())
 
 
-def test_what_is_told_of_the_health_service_is_what_it_speaks(tmp_path: Path) -> None:
+def test_health_service_matches_its_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             answer = DESCRIBED.message("grpc.health.v1.HealthCheckResponse")
@@ -93,7 +93,7 @@ def test_what_is_told_of_the_health_service_is_what_it_speaks(tmp_path: Path) ->
     ],
     ids=str,
 )
-def test_a_question_has_its_files_or_a_reason(asked: dict[str, Any], files: list[str] | int) -> None:
+def test_query_returns_files_or_an_error(asked: dict[str, Any], files: list[str] | int) -> None:
     raw = reflection.Answers(DESCRIBED, REFLECTION[0]).answer(question(**asked))
     answer = DESCRIBED.message(f"{REFLECTION[0]}.{RESPONSE}").FromString(raw)
     if isinstance(files, int):
@@ -104,7 +104,7 @@ def test_a_question_has_its_files_or_a_reason(asked: dict[str, Any], files: list
         assert not answer.HasField("error_response")
 
 
-def test_a_stream_is_answered_question_by_question_while_it_is_open(tmp_path: Path) -> None:
+def test_queries_on_an_open_stream_are_answered_one_by_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             call = it.channel.stream_stream(path(REFLECTION[1]))()
@@ -118,7 +118,7 @@ def test_a_stream_is_answered_question_by_question_while_it_is_open(tmp_path: Pa
     run(main())
 
 
-def test_questions_may_be_packed(tmp_path: Path) -> None:
+def test_queries_can_be_compressed(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             raw = await it.raw()
@@ -138,7 +138,7 @@ def test_questions_may_be_packed(tmp_path: Path) -> None:
     [(b"\xff", "INVALID_ARGUMENT"), (bytes(reflection.QUESTION_BYTES_MAX + 1), "RESOURCE_EXHAUSTED")],
     ids=["no message", "too long"],
 )
-def test_what_is_no_question_ends_the_stream(tmp_path: Path, data: bytes, code: str) -> None:
+def test_invalid_query_ends_the_stream(tmp_path: Path, data: bytes, code: str) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -149,7 +149,7 @@ def test_what_is_no_question_ends_the_stream(tmp_path: Path, data: bytes, code: 
 
 
 @pytest.mark.interpreted
-def test_a_client_that_does_not_read_its_answers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_not_reading_its_responses_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflection, "UNSENT_BYTES_MAX", 100_000)
 
     async def main() -> None:
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_read_its_answers_is_cut_off(tmp_path: Path, monk
     run(main())
 
 
-def test_streams_end_when_the_server_does(tmp_path: Path) -> None:
+def test_reflection_streams_end_at_shutdown(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             call = it.channel.stream_stream(path(REFLECTION[0]))()

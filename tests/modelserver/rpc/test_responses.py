@@ -1,4 +1,4 @@
-"""Answers are written by hand: they have to be what protobuf's own library would have written."""
+"""Hand-written response encoding: equal to what protobuf's own library would encode."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def writer() -> Writer:
         parameters=st.dictionaries(words, values),
     )
 )
-def test_a_response_reads_as_what_it_was(response: InferResponse) -> None:
+def test_encoded_response_parses_back_with_protobuf(response: InferResponse) -> None:
     found = pb.ModelInferResponse.FromString(writer().write(response))
     expected = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
     for name, value in response.parameters.items():
@@ -50,13 +50,13 @@ def test_a_response_reads_as_what_it_was(response: InferResponse) -> None:
     assert found == expected
 
 
-def test_numbers_of_any_kind_are_counted_in_bytes() -> None:
+def test_tensor_data_of_any_item_size_is_counted_in_bytes() -> None:
     data = memoryview(bytes(800)).cast("d")
     response = InferResponse("echo", "1", "", (Tensor("OUT", Datatype.FP64, (100,), data),))
     assert pb.ModelInferResponse.FromString(writer().write(response)).raw_output_contents[0] == bytes(800)
 
 
-def test_what_grpc_cannot_send_is_refused_before_it_is_put_together() -> None:
+def test_response_over_the_grpc_size_limit_is_rejected_before_encoding() -> None:
     class Huge(bytes):
         def __len__(self) -> int:
             return responses.RAW_BYTES_MAX + 1

@@ -1,4 +1,4 @@
-"""Streams over gRPC: orders of answers, errors that end nothing, limits, frames that give way to newer ones."""
+"""gRPC streams: response order, errors that do not end a stream, limits, and dropped frames."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ def said(answer: Any) -> tuple[str, str, bool | None]:
     return inside.id, ",".join(words), final
 
 
-def test_each_answer_of_a_decoupled_model_is_told_as_it_comes(tmp_path: Path) -> None:
+def test_decoupled_responses_are_streamed_as_they_come(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             found = await it.stream([spoken("words", "a b", id="1")])
@@ -45,7 +45,7 @@ def test_each_answer_of_a_decoupled_model_is_told_as_it_comes(tmp_path: Path) ->
     run(main())
 
 
-def test_a_bad_request_costs_its_own_answer_only(tmp_path: Path) -> None:
+def test_failing_request_does_not_end_the_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             messages = [
@@ -125,7 +125,7 @@ class Line:
         return str((await self.call.read()).infer_response.id)
 
 
-def test_answers_of_ordinary_models_come_in_the_order_of_their_requests(tmp_path: Path) -> None:
+def test_responses_of_non_decoupled_models_keep_request_order(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, line = Held(it), Line(it)
@@ -139,7 +139,7 @@ def test_answers_of_ordinary_models_come_in_the_order_of_their_requests(tmp_path
     run(main())
 
 
-def test_a_client_that_goes_away_cancels_all_its_requests(tmp_path: Path) -> None:
+def test_cancelled_stream_cancels_all_its_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, line = Held(it), Line(it)
@@ -152,7 +152,7 @@ def test_a_client_that_goes_away_cancels_all_its_requests(tmp_path: Path) -> Non
 
 
 @pytest.mark.interpreted
-def test_requests_are_not_read_while_too_many_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_flight_per_stream_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 2)
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_requests_are_not_read_while_too_many_are_under_way(tmp_path: Path, monk
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("limit", "most"), [("UNSENT_MAX", 20), ("UNSENT_BYTES_MAX", 20_000)])
-def test_a_client_that_reads_too_slowly_is_cut_off(
+def test_stream_of_a_slow_reader_is_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
     monkeypatch.setattr(streaming, limit, most)
@@ -195,7 +195,7 @@ def test_a_client_that_reads_too_slowly_is_cut_off(
 
 
 @pytest.mark.interpreted
-def test_requests_that_wait_keep_the_client_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_hold_back_flow_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 2)
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def test_requests_that_wait_keep_the_client_waiting(tmp_path: Path, monkeypatch:
     run(main())
 
 
-def test_an_invalid_stream_ends(tmp_path: Path) -> None:
+def test_invalid_message_ends_the_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, client = Held(it), await it.raw()
@@ -227,7 +227,7 @@ def test_an_invalid_stream_ends(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_stream_has_its_deadline(tmp_path: Path) -> None:
+def test_stream_deadline_cancels_its_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, client = Held(it), await it.raw()
@@ -246,7 +246,7 @@ def frame(id: str, waiting_max: int) -> Any:
     return asked("slow", id=id, parameters={"forebay_drop_oldest": waiting_max})
 
 
-def test_old_frames_give_way_to_new_ones_and_answers_stay_in_order(tmp_path: Path) -> None:
+def test_drop_oldest_drops_waiting_frames_and_keeps_response_order(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, line = Held(it), Line(it)
@@ -266,7 +266,7 @@ def test_old_frames_give_way_to_new_ones_and_answers_stay_in_order(tmp_path: Pat
     run(main())
 
 
-def test_as_many_frames_run_as_the_model_has_instances(tmp_path: Path) -> None:
+def test_drop_oldest_runs_one_frame_per_instance(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             it.models.abreast = 3
@@ -284,7 +284,7 @@ def test_as_many_frames_run_as_the_model_has_instances(tmp_path: Path) -> None:
     run(main())
 
 
-def test_fewer_than_no_frames_cannot_wait(tmp_path: Path) -> None:
+def test_negative_drop_oldest_is_rejected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             (answer,) = await it.stream([frame("a", -1)])
@@ -294,7 +294,7 @@ def test_fewer_than_no_frames_cannot_wait(tmp_path: Path) -> None:
     run(main())
 
 
-def test_with_no_waiting_at_all_only_a_free_model_gets_a_frame(tmp_path: Path) -> None:
+def test_drop_oldest_of_zero_accepts_frames_only_when_idle(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             held, line = Held(it), Line(it)
@@ -313,7 +313,7 @@ def test_with_no_waiting_at_all_only_a_free_model_gets_a_frame(tmp_path: Path) -
     run(main())
 
 
-def test_a_frame_that_the_model_refuses_does_not_hold_up_the_next(tmp_path: Path) -> None:
+def test_rejected_frame_does_not_block_the_next(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             found = await it.stream([

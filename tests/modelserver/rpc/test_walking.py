@@ -1,4 +1,4 @@
-"""Messages of very many fields: found out before they are read, on whatever stream they come."""
+"""Messages with too many fields: rejected before they are parsed, on any call."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ small = st.integers(0, 4)
 
 @pytest.mark.interpreted
 @given(small, small, small, small, small)
-def test_every_field_of_a_request_is_counted(
+def test_all_fields_of_a_request_are_counted(
     inputs: int, texts: int, outputs: int, raw: int, parameters: int
 ) -> None:
     data = message(inputs, texts, outputs, raw, parameters).SerializeToString()
@@ -54,13 +54,13 @@ def test_every_field_of_a_request_is_counted(
 
 @pytest.mark.interpreted
 @given(st.binary(max_size=60))
-def test_what_is_no_message_is_walked_to_its_end(data: bytes) -> None:
+def test_arbitrary_bytes_are_walked_without_error(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walking, "WALKED_BYTES", 0)
         check_fields(data)
 
 
-def test_messages_of_very_many_fields_are_refused(tmp_path: Path) -> None:
+def test_messages_with_too_many_fields_are_rejected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             for path in ("ModelInfer", "RepositoryIndex"):

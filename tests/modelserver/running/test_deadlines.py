@@ -1,4 +1,4 @@
-"""Requests that name when their answer has to be there, on virtual time: batches leave in time, or nobody waits."""
+"""Requests with deadlines, on virtual time: batches are dispatched in time, or requests are rejected."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -125,7 +125,7 @@ def config(**fields: Any) -> ModelConfig:
     return ModelConfig("m", "python", max_batch=4, batching=BATCHING, **fields)
 
 
-def test_a_batch_leaves_before_its_deadlines_not_when_the_delay_is_over(play: Play) -> None:
+def test_batch_is_dispatched_early_to_meet_its_deadlines(play: Play) -> None:
     async def main() -> None:
         served = Served(config())
         assert await served.ask() == ("ok", 60.1)
@@ -155,7 +155,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_rejected_at_once(play: Play)
     play(main())
 
 
-def test_one_slow_batch_does_not_shut_out_all_others(play: Play) -> None:
+def test_estimate_recovers_after_one_slow_batch(play: Play) -> None:
     async def main() -> None:
         served = Served(config())
         served.process.run_s = 30.0
@@ -170,7 +170,7 @@ def test_one_slow_batch_does_not_shut_out_all_others(play: Play) -> None:
     play(main())
 
 
-def test_a_timeout_is_a_deadline_where_the_model_says_so(play: Play) -> None:
+def test_timeout_is_a_deadline_when_the_model_sets_deadlines(play: Play) -> None:
     async def main() -> None:
         plain = Served(config())
         assert await plain.ask(timeout_s=2.0) == ("ok", 60.1)
@@ -186,7 +186,7 @@ def test_a_timeout_is_a_deadline_where_the_model_says_so(play: Play) -> None:
     play(main())
 
 
-def test_a_timeout_runs_since_the_request_began_to_wait_in_whatever_queue(play: Play) -> None:
+def test_timeout_includes_time_spent_in_earlier_queues(play: Play) -> None:
     async def main() -> None:
         batching = replace(BATCHING, default_policy=QueuePolicy(allow_override=True))
         served = Served(replace(config(), batching=batching))

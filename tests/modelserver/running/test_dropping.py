@@ -1,4 +1,4 @@
-"""What streams need to know of a model to drop frames: how many it works on at once, and where drops are counted."""
+"""What streams need of a model to drop frames: its concurrency, and where drops are counted."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from forebay.core.serving.values import InferRequest
 THREE = "instance_group { count: 3 kind: KIND_CPU }"
 
 
-def test_a_model_works_on_one_request_each_instance_and_an_ensemble_on_those_of_its_models(tmp_path: Path) -> None:
+def test_concurrency_of_a_model_is_its_instances_and_of_an_ensemble_their_sum(tmp_path: Path) -> None:
     write(tmp_path, "one", config())
     write(tmp_path, "three", config(THREE))
     steps = [("one", {"IN": "IN"}, {"OUT": "a"}), ("three", {"IN": "a"}, {"OUT": "b"})]
@@ -31,7 +31,7 @@ def test_a_model_works_on_one_request_each_instance_and_an_ensemble_on_those_of_
     asyncio.run(main())
 
 
-def test_a_request_that_was_dropped_counts_as_rejected(tmp_path: Path) -> None:
+def test_dropped_request_counts_as_rejected(tmp_path: Path) -> None:
     write(tmp_path, "one", config())
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The endpoints of tasks on a free port, before models in memory that do what their names say."""
+"""The task endpoints on a free port over in-memory models named after what they do."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import structlog
-from tests.modelserver.described import fits
 from tests.modelserver.http.rig import Held, Shelf
+from tests.modelserver.openapi_check import fits
 from tests.net.rig import Answer, Peer, peer, serving
 
 from forebay.core.model import Limits

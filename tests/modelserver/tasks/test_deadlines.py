@@ -1,4 +1,4 @@
-"""Deadlines and counts of tokens: what the endpoints of tasks have in common with all others of a replica."""
+"""Deadlines and token counts of the task endpoints, which they share with all endpoints of a replica."""
 
 from time import monotonic
 
@@ -9,7 +9,7 @@ from tests.net.rig import run
 SEVERAL = {"model": "lengths", "input": ["a", "bb", "ccc"]}
 
 
-def test_the_deadline_of_a_request_is_that_of_all_its_inferences() -> None:
+def test_request_deadline_applies_to_all_its_inferences() -> None:
     async def main() -> None:
         async with rig() as it:
             before = monotonic()
@@ -39,7 +39,7 @@ def test_an_invalid_deadline_is_rejected(given: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "usage"), [("lengths", b"6,0,0"), ("uncounted", b"0,0,0")])
-def test_tokens_are_told_to_a_gateway_as_the_answer_tells_them(model: str, usage: bytes) -> None:
+def test_usage_header_matches_the_response_body(model: str, usage: bytes) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", {**SEVERAL, "model": model})

@@ -1,4 +1,4 @@
-"""What all tasks have in common: who answers what, errors, streams, and clients that leave."""
+"""What all tasks have in common: routing, errors, streams, and client disconnects."""
 
 import asyncio
 import struct
@@ -35,7 +35,7 @@ def speak(stream: bool, **more: Any) -> Task:
     return Task("recite", read, ("WORD",))
 
 
-def test_the_models_that_have_a_task_are_listed() -> None:
+def test_models_with_a_task_are_listed() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = document(await it.ask("/v1/models", b"", "GET"))
@@ -60,7 +60,7 @@ def test_the_models_that_have_a_task_are_listed() -> None:
         ("/v1/models", "POST", 405, "method_not_allowed"),
     ],
 )
-def test_other_paths_and_methods_are_refused(path: str, method: str, status: int, code: str) -> None:
+def test_unknown_path_or_method_is_rejected(path: str, method: str, status: int, code: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask(path, THREE, method)
@@ -82,7 +82,7 @@ def test_other_paths_and_methods_are_refused(path: str, method: str, status: int
         ("full", 503, "overloaded", None),
     ],
 )
-def test_a_model_that_cannot_do_it_is_an_error(model: str, status: int, code: str, param: str | None) -> None:
+def test_unusable_model_is_an_error(model: str, status: int, code: str, param: str | None) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", {**THREE, "model": model})
@@ -105,9 +105,7 @@ def test_a_model_that_cannot_do_it_is_an_error(model: str, status: int, code: st
         ("UNKNOWN", 500, "internal_error", None),
     ],
 )
-def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
-    kind: str, status: int, code: str, param: str | None
-) -> None:
+def test_model_errors_map_to_api_errors(kind: str, status: int, code: str, param: str | None) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", {"model": "picky", "input": [kind, kind, kind]})
@@ -131,7 +129,7 @@ def test_what_a_model_says_is_wrong_is_told_in_the_words_of_this_api(
         (["bad"], "input"),
     ],
 )
-def test_of_several_things_the_one_that_is_wrong_is_named_as_the_client_counts(given: list[str], param: str) -> None:
+def test_error_names_the_index_of_the_invalid_input(given: list[str], param: str) -> None:
     async def main() -> None:
         async with rig() as it:
             error = document(await it.ask("/v1/embeddings", {"model": "choosy", "input": given}))["error"]
@@ -144,7 +142,7 @@ def test_of_several_things_the_one_that_is_wrong_is_named_as_the_client_counts(g
     run(main())
 
 
-def test_half_of_a_surrogate_pair_is_called_what_it_is() -> None:
+def test_lone_surrogate_is_reported() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", b'{"model": "lengths", "input": "\\ud83d"}')
@@ -158,7 +156,7 @@ def test_half_of_a_surrogate_pair_is_called_what_it_is() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_body_of_very_many_values_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_with_too_many_values_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "ODD_BYTES_MAX", 100)
     monkeypatch.setattr(fields, "VALUES_MAX", 20)
 
@@ -171,7 +169,7 @@ def test_a_body_of_very_many_values_is_not_read(monkeypatch: pytest.MonkeyPatch)
     run(main())
 
 
-def test_a_large_request_does_not_put_all_its_rows_before_those_of_others() -> None:
+def test_large_request_queues_only_a_few_batches_at_once() -> None:
     async def main() -> None:
         async with rig() as it:
             asked = asyncio.ensure_future(  # noqa: TID251
@@ -190,7 +188,7 @@ def test_a_large_request_does_not_put_all_its_rows_before_those_of_others() -> N
     run(main())
 
 
-def test_rows_that_are_refused_later_fail_the_request() -> None:
+def test_rejection_of_a_later_batch_fails_the_request() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("/v1/embeddings", {"model": "fills", "input": ["x"] * 9})
@@ -200,7 +198,7 @@ def test_rows_that_are_refused_later_fail_the_request() -> None:
     run(main())
 
 
-def test_a_client_that_leaves_takes_its_inferences_along() -> None:
+def test_client_disconnect_cancels_its_inferences() -> None:
     async def main() -> None:
         async with rig() as it:
             asked = asyncio.ensure_future(it.ask("/v1/embeddings", {**THREE, "model": "silent"}))  # noqa: TID251
@@ -212,7 +210,7 @@ def test_a_client_that_leaves_takes_its_inferences_along() -> None:
     run(main())
 
 
-def test_the_responses_of_a_decoupled_model_are_one_answer_or_its_pieces() -> None:
+def test_decoupled_responses_are_joined_or_streamed() -> None:
     async def main() -> None:
         last = {"last": lambda: b"."}
         async with rig(whole=speak(False), pieces=speak(True), ended=speak(True, **last)) as it:
@@ -232,7 +230,7 @@ def test_the_responses_of_a_decoupled_model_are_one_answer_or_its_pieces() -> No
     run(main())
 
 
-def test_an_error_before_the_first_piece_is_an_answer_and_after_it_cuts_the_stream() -> None:
+def test_error_is_a_response_before_the_first_chunk_and_aborts_the_stream_after() -> None:
     def failed(refusal: Refusal) -> bytes:
         return error_event(refusal.code, refusal.text)
 

@@ -1,4 +1,4 @@
-"""Embeddings, reranking and classification: bodies become tensors, tensors become answers."""
+"""Embeddings, reranking and classification: bodies become tensors, tensors become responses."""
 
 import base64
 import struct
@@ -13,7 +13,7 @@ from tests.net.rig import run
 LABELED = {"object": "list", "model": "letters"}
 
 
-def test_embeddings_come_in_the_order_of_the_inputs_however_they_were_batched() -> None:
+def test_embeddings_keep_input_order_across_batches() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = document(await it.ask("/v1/embeddings", {"model": "lengths", "input": ["abc", "", "x"][:1]}))
@@ -31,7 +31,7 @@ def test_embeddings_come_in_the_order_of_the_inputs_however_they_were_batched() 
     run(main())
 
 
-def test_embeddings_in_base64_are_the_same_numbers() -> None:
+def test_base64_embeddings_have_the_same_values() -> None:
     async def main() -> None:
         async with rig() as it:
             body = {"model": "uncounted", "input": "héllo", "encoding_format": "base64", "dimensions": 2}
@@ -42,7 +42,7 @@ def test_embeddings_in_base64_are_the_same_numbers() -> None:
     run(main())
 
 
-def test_truncated_documents_are_named_and_may_be_refused() -> None:
+def test_truncated_documents_are_marked_or_rejected() -> None:
     async def main() -> None:
         async with rig() as it:
             body = {"model": "cuts", "query": "abc", "documents": ["x", "abcd", "b", "long"]}
@@ -62,7 +62,7 @@ def test_truncated_documents_are_named_and_may_be_refused() -> None:
     run(main())
 
 
-def test_documents_are_ranked_by_score_and_then_by_place() -> None:
+def test_documents_are_ranked_by_score_then_index() -> None:
     async def main() -> None:
         async with rig() as it:
             body: dict[str, Any] = {"model": "overlap", "query": "abc", "documents": ["x", "ab", "b", {"text": "ba"}]}
@@ -80,7 +80,7 @@ def test_documents_are_ranked_by_score_and_then_by_place() -> None:
     run(main())
 
 
-def test_labels_are_told_best_first_without_what_fills_rows_up() -> None:
+def test_labels_are_sorted_by_score_without_padding() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = document(await it.ask("/v1/classify", {"model": "letters", "input": ["ab", "c"]}))
@@ -97,7 +97,7 @@ def test_labels_are_told_best_first_without_what_fills_rows_up() -> None:
     run(main())
 
 
-def test_entities_have_the_characters_that_they_are_of() -> None:
+def test_entities_have_character_offsets() -> None:
     async def main() -> None:
         async with rig() as it:
             inputs = ["é Anna met Bob", "nobody", "nobody", "Eve"]
@@ -115,7 +115,7 @@ def test_entities_have_the_characters_that_they_are_of() -> None:
     run(main())
 
 
-def test_a_model_that_does_not_batch_gets_one_row_after_the_other_without_the_dimension() -> None:
+def test_non_batching_model_gets_single_rows_without_batch_dimension() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = document(await it.ask("/v1/classify", {"model": "alone", "input": ["ab", "c"]}))
@@ -156,7 +156,7 @@ def test_a_model_that_does_not_batch_gets_one_row_after_the_other_without_the_di
         ("/v1/classify", {"model": "capitals", "data": "YQ=="}, 400, "invalid_request", "data"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_body_names_the_field(path: str, body: Any, status: int, code: str, param: str) -> None:
+def test_invalid_field_is_named_in_the_error(path: str, body: Any, status: int, code: str, param: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask(path, body)
@@ -167,7 +167,7 @@ def test_what_is_wrong_with_a_body_names_the_field(path: str, body: Any, status:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=20), st.text(min_size=1))
-def test_scores_stay_with_their_documents_whatever_the_texts(documents: list[str], query: str) -> None:
+def test_scores_match_their_documents(documents: list[str], query: str) -> None:
     async def main() -> None:
         async with rig() as it:
             answer = document(

@@ -1,4 +1,4 @@
-"""What several processes of a model have counted becomes one."""
+"""Merging the metrics of several processes of a model."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ def histogram(*counts: int, bounds: tuple[float, ...] = BOUNDS) -> Family:
     return Family("h", Measure.HISTOGRAM, "", (Series((), float(sum(counts)), 0, bounds, counts),))
 
 
-def test_counters_and_histograms_add_up_and_the_last_set_gauge_holds() -> None:
+def test_counters_and_histograms_are_summed_and_the_latest_gauge_wins() -> None:
     assert merged([counter(1), counter(2, a="b"), counter(4)]) == (
         Family("c", Measure.COUNTER, "h", (Series((), 5), Series((("a", "b"),), 2))),
     )
@@ -31,13 +31,13 @@ def test_counters_and_histograms_add_up_and_the_last_set_gauge_holds() -> None:
     assert merged([gauge(1, 20), gauge(2, 10), gauge(7)]) == (gauge(1, 20),)
 
 
-def test_who_comes_first_says_what_a_name_is() -> None:
+def test_conflicting_families_of_one_name_are_dropped() -> None:
     other = histogram(9, 9, bounds=(2.0,))
     assert merged([histogram(1, 1, 1), gauge(3)._replace(name="h"), other]) == (histogram(1, 1, 1),)
     assert len(merged([counter(1, a=str(n)) for n in range(9)], series_max=4)[0].series) == 4
 
 
-def test_what_is_no_series_is_left_out() -> None:
+def test_invalid_series_are_dropped() -> None:
     ledger = Ledger()
     ledger.hear(1, (histogram(1, 2), counter(1)._replace(series=(Series((), 1, 0, (1.0,)),)), gauge(1)))
     assert [len(family.series) for family in ledger.families()] == [0, 0, 1]
@@ -49,7 +49,7 @@ class Process:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["count", "say", "end", "crash"]), st.integers(0, 3)), max_size=60))
-def test_a_counter_never_goes_backwards(events: list[tuple[str, int]]) -> None:
+def test_merged_counter_never_decreases(events: list[tuple[str, int]]) -> None:
     ledger = Ledger()
     processes = {number: Process() for number in range(4)}
     shown = 0.0

@@ -1,4 +1,4 @@
-"""Settings of tracing and logging: what may be changed, and what is refused."""
+"""Trace and log settings: valid changes, and rejected ones."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def settings(default: Tracing = Tracing(file="f")) -> ServerSettings:  # noqa: B
     return ServerSettings(Shelf(), TraceSettings(default), LogSettings())
 
 
-def test_a_model_has_its_own_setting_before_the_servers_before_the_default() -> None:
+def test_model_trace_settings_override_server_and_default() -> None:
     it = settings()
     assert it.trace("") == it.trace("echo") == OFF
     it.change_trace("", {"trace_rate": "5", "log_frequency": "2"})
@@ -55,7 +55,7 @@ def test_a_model_has_its_own_setting_before_the_servers_before_the_default() -> 
         ),
     ],
 )
-def test_unfit_changes_change_nothing(change: dict[str, Any], text: str) -> None:
+def test_invalid_trace_settings_change_nothing(change: dict[str, Any], text: str) -> None:
     for model in ("", "echo"):
         it = settings()
         with pytest.raises(Refused) as refused:
@@ -64,7 +64,7 @@ def test_unfit_changes_change_nothing(change: dict[str, Any], text: str) -> None
         assert it.trace(model) == OFF
 
 
-def test_nothing_is_traced_without_a_file_or_for_an_unknown_model() -> None:
+def test_tracing_requires_a_file_and_a_known_model() -> None:
     it = settings(Tracing())
     with pytest.raises(Refused, match="trace file name is not given"):
         it.change_trace("", {"trace_level": ["TIMESTAMPS"]})
@@ -74,7 +74,7 @@ def test_nothing_is_traced_without_a_file_or_for_an_unknown_model() -> None:
         it.change_trace("none", {})
 
 
-def test_one_request_of_so_many_is_traced_until_the_count_is_reached() -> None:
+def test_sampler_honours_trace_rate_and_count() -> None:
     sampler = Sampler(Tracing(("TIMESTAMPS",), rate=3, count=2, file="f"))
     assert [sampler.hit() for _ in range(12)] == [False, False, True] * 2 + [False] * 6
     assert sampler.left == 0
@@ -85,7 +85,7 @@ def test_one_request_of_so_many_is_traced_until_the_count_is_reached() -> None:
     assert [often.add(b"") for _ in range(2)] == [False, True]
 
 
-def test_a_change_retires_the_samplers_that_it_touches() -> None:
+def test_changed_settings_retire_affected_samplers() -> None:
     retired: list[Sampler] = []
     traces = TraceSettings(Tracing(file="f"), retired.append)
     assert traces.off
@@ -104,7 +104,7 @@ def test_a_change_retires_the_samplers_that_it_touches() -> None:
 LINES = [("info", "log_info"), ("warning", "log_warning"), ("error", "log_error"), ("critical", "log_error")]
 
 
-def test_levels_are_switched_on_and_off() -> None:
+def test_log_levels_can_be_switched() -> None:
     logs = LogSettings()
 
     def said(method: str) -> bool:
@@ -143,7 +143,7 @@ def test_levels_are_switched_on_and_off() -> None:
         ({"log_format": "pretty"}, Kind.UNAVAILABLE, "invalid argument for --log_format, got: pretty"),
     ],
 )
-def test_unfit_log_settings_are_refused(change: dict[str, Any], kind: Kind, text: str) -> None:
+def test_invalid_log_settings_are_rejected(change: dict[str, Any], kind: Kind, text: str) -> None:
     it = settings()
     before = it.logging()
     with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""A backend that does what a request's parameter `do`, or the model's parameter `load`, says."""
+"""A backend that does what a request's parameter `do`, or the model's parameter `load`, names."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Children that find this folder on PYTHONPATH have one more backend, `rig`."""
+"""Adds the backend `rig` to children that have this folder on PYTHONPATH."""
 
 from forebay.engines.tensor import BACKENDS
 

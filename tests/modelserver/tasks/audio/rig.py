@@ -1,4 +1,4 @@
-"""The endpoints of speech before models in memory."""
+"""The audio endpoints over in-memory models."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import httpx
 import structlog
-from tests.modelserver.described import answered
+from tests.modelserver.openapi_check import answered
 from tests.net.rig import serving
 
 from forebay.core.model import Limits

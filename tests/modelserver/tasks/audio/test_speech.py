@@ -1,4 +1,4 @@
-"""Speech: a text in, pieces of a file out as they are made."""
+"""Speech: text in, chunks of an audio file out as they are produced."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def ask(body: dict[str, Any], model: Any = spoken) -> tuple[Any, Shelf]:
 
 
 @pytest.mark.parametrize("format", [None, *FORMATS])
-def test_speech_is_a_file_of_the_format_that_is_asked_for(format: str | None) -> None:
+def test_speech_has_the_requested_format(format: str | None) -> None:
     answer, shelf = ask({} if format is None else {"response_format": format})
     assert answer.content == b"RIFF\0\xffmore!"
     assert answer.headers["content-type"] == FORMATS[format or "mp3"].decode()
@@ -44,12 +44,12 @@ def test_speech_is_a_file_of_the_format_that_is_asked_for(format: str | None) ->
     assert bytes(shelf.requests[0].inputs[0].data) == b"\6\0\0\0Hello."
 
 
-def test_voice_and_speed_are_the_models_to_honour() -> None:
+def test_voice_and_speed_are_passed_to_the_model() -> None:
     _, shelf = ask({"voice": {"id": "joe"}, "speed": 2, "instructions": "", "user": "u"})
     assert shelf.requests[0].parameters == {"format": "mp3", "voice": "joe", "speed": 2.0}
 
 
-def test_speech_may_come_as_events() -> None:
+def test_speech_can_be_streamed_as_events() -> None:
     answer, _ = ask({"stream_format": "sse"}, lambda request: [response(AUDIO=texts()), *spoken(request)])
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
@@ -58,13 +58,13 @@ def test_speech_may_come_as_events() -> None:
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
-def test_what_fails_before_the_first_piece_is_an_error_and_not_a_file(stream_format: str) -> None:
+def test_failure_before_the_first_chunk_is_an_error_response(stream_format: str) -> None:
     failed = Refused(Kind.INVALID_ARGUMENT, "voice: 'bob' is not here")
     answer, _ = ask({"stream_format": stream_format}, lambda _: [InferResponse("m", "1", "", error=failed)])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "voice")
 
 
-def test_events_say_what_went_wrong_in_the_middle() -> None:
+def test_failure_during_an_event_stream_aborts_it() -> None:
     failed = InferResponse("m", "1", "", error=Refused(Kind.INTERNAL, "hoarse"))
     with pytest.raises(Exception, match="peer closed"):
         ask({"stream_format": "sse"}, lambda request: [spoken(request)[0], failed])
@@ -87,7 +87,7 @@ def test_events_say_what_went_wrong_in_the_middle() -> None:
         ({"pitch": 1}, "pitch"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
     answer, shelf = ask(fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert not shelf.requests
@@ -96,7 +96,7 @@ def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(fields: dict[st
 SIZE = 1 << 20
 
 
-def test_a_client_that_listens_slowly_gets_everything() -> None:
+def test_slow_client_receives_the_complete_file() -> None:
     shelf = Shelf("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 16, None])
     got = 0
 
@@ -111,7 +111,7 @@ def test_a_client_that_listens_slowly_gets_everything() -> None:
     assert got == 16 * SIZE
 
 
-def test_a_client_that_listens_far_too_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_client_is_disconnected_at_the_buffer_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_stream, "HELD_BYTES_MAX", 4 * SIZE)
     shelf = Shelf("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 40, None])
 

@@ -1,4 +1,4 @@
-"""Transcriptions and translations: forms in, transcripts of every format out."""
+"""Transcriptions and translations: forms in, transcripts in every format out."""
 
 import json
 from contextlib import suppress
@@ -69,7 +69,7 @@ def ask(fields: dict[str, Any], path: str = "/transcriptions", model: Any = hear
         ),
     ],
 )
-def test_a_transcript_comes_in_the_format_that_is_asked_for(form: str, kind: str, body: str) -> None:
+def test_transcript_has_the_requested_format(form: str, kind: str, body: str) -> None:
     answer, _ = ask({"response_format": form})
     assert (answer.status_code, answer.headers["content-type"], answer.text) == (200, kind, body)
 
@@ -91,7 +91,7 @@ WORDS = [{"word": "there", "start": 3600.0, "end": 3601.5}]
     ],
 )
 @pytest.mark.parametrize("name", ["timestamp_granularities[]", "timestamp_granularities"])
-def test_the_verbose_format_has_what_is_asked_for(
+def test_verbose_json_has_the_requested_granularities(
     name: str, asked: list[str], has: dict[str, Any], words: bool
 ) -> None:
     answer, shelf = ask({"response_format": "verbose_json", name: asked})
@@ -100,7 +100,7 @@ def test_the_verbose_format_has_what_is_asked_for(
     assert shelf.requests[0].parameters == ({"words": True} if words else {})
 
 
-def test_the_model_gets_the_file_and_the_options() -> None:
+def test_model_receives_the_file_and_the_options() -> None:
     given = {"language": "en", "prompt": "Names: Ærø", "temperature": "0.5", "stream": "false", "user": "u"}
     answer, shelf = ask({**given, "chunking_strategy": "auto"})
     (request,) = shelf.requests
@@ -110,7 +110,7 @@ def test_the_model_gets_the_file_and_the_options() -> None:
     assert request.parameters == {"language": "en", "prompt": "Names: Ærø", "temperature": 0.5}
 
 
-def test_a_translation_is_in_english_and_says_so() -> None:
+def test_translation_has_language_english() -> None:
     answer, shelf = ask({"response_format": "verbose_json"}, "/translations")
     assert answer.json()["task"] == "translate"
     assert answer.json()["language"] == "english"
@@ -118,7 +118,7 @@ def test_a_translation_is_in_english_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("flag", ["true", "True"])
-def test_a_stream_tells_segment_by_segment_and_then_everything(flag: str) -> None:
+def test_stream_sends_segments_and_then_the_full_text(flag: str) -> None:
     answer, _ = ask({"stream": flag})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
@@ -129,7 +129,7 @@ def test_a_stream_tells_segment_by_segment_and_then_everything(flag: str) -> Non
     ]
 
 
-def test_a_model_that_tells_only_texts_will_do() -> None:
+def test_text_is_the_only_required_output() -> None:
     for form, body in (
         ("json", '{"text":"a b","usage":{"type":"duration","seconds":0.0}}'),
         ("srt", "1\n00:00:00,000 --> 00:00:00,000\na\n\n2\n00:00:00,000 --> 00:00:00,000\nb\n"),
@@ -167,7 +167,7 @@ def test_silence_is_an_empty_transcript() -> None:
         ({"model": "other"}, "model"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named_in_the_error(fields: dict[str, Any], param: str) -> None:
     answer, shelf = ask(fields)
     assert answer.status_code == (404 if fields.get("model") == "other" else 400)
     assert answer.json()["error"]["param"] == param
@@ -182,7 +182,7 @@ def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(fields: dict[st
         ([("file", ("a", b"a")), ("file", ("b", b"b"))], "given more than once"),
     ],
 )
-def test_a_form_without_one_file_of_audio_is_refused(files: list[Any], says: str) -> None:
+def test_form_without_exactly_one_audio_file_is_rejected(files: list[Any], says: str) -> None:
     shelf = Shelf("transcribe", OUTPUTS, heard)
     got: list[Any] = []
 
@@ -199,7 +199,7 @@ def test_a_form_without_one_file_of_audio_is_refused(files: list[Any], says: str
     ("text", "param"), [("file: not audio", "file"), ("language: unknown", "language"), ("no such thing", "file")]
 )
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_the_model_may_say_which_field_is_to_blame(text: str, param: str, stream: str) -> None:
+def test_model_error_can_name_the_invalid_field(text: str, param: str, stream: str) -> None:
     def refuse(_: InferRequest) -> list[InferResponse | None]:
         return [InferResponse("m", "1", "", error=Refused(Kind.INVALID_ARGUMENT, text))]
 
@@ -207,7 +207,7 @@ def test_the_model_may_say_which_field_is_to_blame(text: str, param: str, stream
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_a_stream_that_fails_in_the_middle_says_so_and_is_cut() -> None:
+def test_failed_stream_sends_an_error_event_and_is_aborted() -> None:
     def stumble(request: InferRequest) -> list[InferResponse | None]:
         return [heard(request)[0], InferResponse("m", "1", "", error=Refused(Kind.INTERNAL, "lost the thread"))]
 

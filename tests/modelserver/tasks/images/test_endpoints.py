@@ -1,4 +1,4 @@
-"""The endpoints of tasks on pictures: bodies become files, tensors become answers."""
+"""The image task endpoints: bodies become files, tensors become responses."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.modelserver.described import answered
+from tests.modelserver.openapi_check import answered
 from tests.net.rig import run, serving
 
 from forebay.core.errors import Refusal
@@ -151,7 +151,7 @@ def coded(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def test_a_picture_comes_as_base64_or_as_a_data_url_or_as_a_file() -> None:
+def test_image_is_accepted_as_base64_data_url_or_file() -> None:
     async def main() -> None:
         async with gallery("classifications") as (shelf, ask):
             for image in (coded(b"picture"), "data:image/png;base64," + coded(b"picture")):
@@ -169,7 +169,7 @@ def test_a_picture_comes_as_base64_or_as_a_data_url_or_as_a_file() -> None:
     run(main())
 
 
-def test_several_pictures_are_answered_in_order_however_they_are_batched() -> None:
+def test_results_keep_the_order_of_images_across_batches() -> None:
     async def main() -> None:
         async with gallery("classifications", labels=["dog", "cat"]) as (shelf, ask):
             files = [coded(bytes([n] * (n + 1))) for n in range(5)]
@@ -184,7 +184,7 @@ def test_several_pictures_are_answered_in_order_however_they_are_batched() -> No
     run(main())
 
 
-def test_objects_are_told_that_are_sure_enough() -> None:
+def test_detections_respect_threshold_and_max_objects() -> None:
     async def main() -> None:
         async with gallery("detections") as (_, ask):
             body = {"model": "m", "image": [coded(b"ab"), coded(b"c")]}
@@ -203,7 +203,7 @@ def test_objects_are_told_that_are_sure_enough() -> None:
     run(main())
 
 
-def test_segments_have_their_masks_in_base64() -> None:
+def test_segmentation_masks_are_base64() -> None:
     async def main() -> None:
         async with gallery("segmentations") as (_, ask):
             answer = (await ask(json={"model": "m", "image": [coded(b"one"), coded(b"two")]})).json()
@@ -216,7 +216,7 @@ def test_segments_have_their_masks_in_base64() -> None:
 
 
 @pytest.mark.parametrize("max_batch", [0, 1])
-def test_lines_are_told_with_the_whole_text(max_batch: int) -> None:
+def test_ocr_returns_lines_and_full_text(max_batch: int) -> None:
     async def main() -> None:
         async with gallery("ocr", max_batch) as (shelf, ask):
             files = [coded(each) for each in (b"two words", b" ", b"a b c")]
@@ -246,7 +246,7 @@ def test_lines_are_told_with_the_whole_text(max_batch: int) -> None:
         ({"model": "m", "image": "QQ==", "colour": 1}, "colour"),
     ],
 )
-def test_a_refusal_names_the_field(body: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named_in_the_error(body: dict[str, Any], param: str) -> None:
     async def main() -> None:
         async with gallery("detections") as (_, ask):
             answers = [await ask(json=body)]
@@ -268,7 +268,9 @@ def test_a_refusal_names_the_field(body: dict[str, Any], param: str) -> None:
         ([("user", (None, "me"))], "image"),
     ],
 )
-def test_a_form_is_refused_by_field_too(files: list[tuple[str, tuple[str | None, Any]]], param: str) -> None:
+def test_invalid_form_field_is_named_in_the_error(
+    files: list[tuple[str, tuple[str | None, Any]]], param: str
+) -> None:
     async def main() -> None:
         async with gallery("detections") as (_, ask):
             answer = await ask(files=[("model", (None, "m")), *files])
@@ -282,7 +284,7 @@ def test_a_form_is_refused_by_field_too(files: list[tuple[str, tuple[str | None,
     st.binary(max_size=200),
     st.sampled_from([b"", b"multipart/form-data; boundary=b"]),
 )
-def test_any_body_is_read_or_refused(path: str, body: bytes, content_type: bytes) -> None:
+def test_arbitrary_body_is_parsed_or_rejected(path: str, body: bytes, content_type: bytes) -> None:
     for data in (body, b'{"model":"m","image":' + body + b"}", b'--b\r\ncontent-disposition: form-data; name="image"'
                  b'\r\n\r\n' + body + b"\r\n--b--\r\n"):  # fmt: skip
         try:

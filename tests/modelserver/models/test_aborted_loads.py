@@ -1,4 +1,4 @@
-"""Loads that take for ever, and failures that nobody cares about any more."""
+"""Endless loads that are aborted, and failures that no longer matter."""
 
 import asyncio
 from pathlib import Path
@@ -45,7 +45,7 @@ async def _has_failed(load: "asyncio.Future[tuple[BaseException | None]]") -> No
 
 
 @pytest.mark.parametrize("how", ENDLESS)
-def test_unloading_gives_a_load_up_that_is_under_way(tmp_path: Path, how: str) -> None:
+def test_unload_aborts_a_load_in_progress(tmp_path: Path, how: str) -> None:
     write(tmp_path, "slow", *ENDLESS[how])
 
     async def main() -> None:
@@ -60,7 +60,7 @@ def test_unloading_gives_a_load_up_that_is_under_way(tmp_path: Path, how: str) -
 
 
 @pytest.mark.parametrize("how", ENDLESS)
-def test_a_server_that_stops_waits_for_no_load(tmp_path: Path, how: str) -> None:
+def test_shutdown_aborts_a_load_in_progress(tmp_path: Path, how: str) -> None:
     write(tmp_path, "slow", *ENDLESS[how])
 
     async def main() -> None:
@@ -72,7 +72,7 @@ def test_a_server_that_stops_waits_for_no_load(tmp_path: Path, how: str) -> None
     asyncio.run(main())
 
 
-def test_a_server_that_is_told_to_stop_while_it_starts_stops(tmp_path: Path) -> None:
+def test_stop_during_startup_aborts_all_loads(tmp_path: Path) -> None:
     for name in ("a", "b", "slow"):
         write(tmp_path, name, config(), FOR_EVER)
 
@@ -88,7 +88,7 @@ def test_a_server_that_is_told_to_stop_while_it_starts_stops(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_model_that_failed_and_was_unloaded_does_not_keep_the_server_from_being_ready(tmp_path: Path) -> None:
+def test_unloading_a_failed_model_restores_server_readiness(tmp_path: Path) -> None:
     write(tmp_path, "bad", config(), BROKEN)
     write(tmp_path, "good", config())
 
@@ -105,7 +105,7 @@ def test_a_model_that_failed_and_was_unloaded_does_not_keep_the_server_from_bein
     asyncio.run(main())
 
 
-def test_of_models_that_fail_at_the_same_time_each_has_its_own_reason(tmp_path: Path) -> None:
+def test_concurrent_load_failures_each_report_their_own_reason(tmp_path: Path) -> None:
     names = [f"m-{number}" for number in range(6)]
     for name in names:
         write(tmp_path, name, config(), BROKEN.replace("no weights here", f"no weights for {name}"))

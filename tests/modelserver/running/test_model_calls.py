@@ -1,4 +1,4 @@
-"""Models that say which others they call: loaded with them, served only beside them."""
+"""Models that declare which others they call: loaded with them, served only beside them."""
 
 import asyncio
 from pathlib import Path
@@ -90,7 +90,7 @@ def chain(root: Path) -> None:
     ensemble(root, "whole", [("twice", {"IN": "IN"}, {"OUT": "OUT"})], f"max_batch_size: 8 {IO.format(dims='-1')}")
 
 
-def test_called_models_are_loaded_with_their_callers_and_stay_as_long(tmp_path: Path) -> None:
+def test_called_models_are_loaded_and_unloaded_with_their_callers(tmp_path: Path) -> None:
     chain(tmp_path)
     caller(tmp_path, "other", "double")
 
@@ -140,7 +140,7 @@ def test_reloading_a_called_model_interrupts_no_caller(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_cancels_its_call_of_another_one(tmp_path: Path) -> None:
+def test_model_can_cancel_its_call_of_another_model(tmp_path: Path) -> None:
     write(tmp_path, "endless", config("model_transaction_policy { decoupled: true }"), ENDLESS)
     write(tmp_path, "enough", calls("endless"), ENOUGH)
 
@@ -154,7 +154,7 @@ def test_a_model_cancels_its_call_of_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loaded", ["double", "whole"])
-def test_cached_responses_end_with_the_called_model(loaded: str, tmp_path: Path) -> None:
+def test_reloading_a_called_model_invalidates_cached_responses(loaded: str, tmp_path: Path) -> None:
     cached = "response_cache { enable: true }"
     write(tmp_path, "double", config(), DOUBLE)
     caller(tmp_path, "once", "double")
@@ -174,7 +174,7 @@ def test_cached_responses_end_with_the_called_model(loaded: str, tmp_path: Path)
     asyncio.run(main())
 
 
-def test_calls_that_cannot_be_had_are_said_at_the_load(tmp_path: Path) -> None:
+def test_unavailable_called_models_are_reported_at_load(tmp_path: Path) -> None:
     caller(tmp_path, "lacks", "nobody")
     caller(tmp_path, "egg", "hen")
     caller(tmp_path, "hen", "egg")
@@ -195,7 +195,7 @@ def test_calls_that_cannot_be_had_are_said_at_the_load(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_may_name_itself(tmp_path: Path) -> None:
+def test_model_can_list_itself_as_called(tmp_path: Path) -> None:
     write(tmp_path, "double", config(), DOUBLE)
     caller(tmp_path, "self", "double", "self")
 
@@ -206,7 +206,7 @@ def test_a_model_may_name_itself(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_loads_and_unloads_others_and_asks_whether_they_serve(tmp_path: Path) -> None:
+def test_model_can_load_unload_and_check_other_models(tmp_path: Path) -> None:
     write(tmp_path, "double", config(), DOUBLE)
     source = (tmp_path / "double" / "1" / "model.py").read_bytes()
     write(tmp_path, "keeper", config(), KEEPER.replace("SOURCE", repr(source + IO_OF_7)))

@@ -1,4 +1,4 @@
-"""Which model a source means."""
+"""Which model of a source a replica serves."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from forebay.modelserver.replica.choosing import choose_model, is_repository, on
 from forebay.modelserver.repository import BadModel
 
 
-def test_the_model_that_is_named_comes_before_the_one_of_the_same_name_and_that_before_the_only_one(
+def test_explicit_model_name_precedes_same_name_and_only_model(
     tmp_path: Path,
 ) -> None:
     one = double(tmp_path / "one")
@@ -20,7 +20,7 @@ def test_the_model_that_is_named_comes_before_the_one_of_the_same_name_and_that_
     assert choose_model(two, "other", "double") == (two, "double")
 
 
-def test_the_folder_of_a_model_and_a_bare_file_are_models_of_the_folder_above(tmp_path: Path) -> None:
+def test_model_folder_or_bare_file_selects_its_parent_repository(tmp_path: Path) -> None:
     double(tmp_path / "repository")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -30,7 +30,7 @@ def test_the_folder_of_a_model_and_a_bare_file_are_models_of_the_folder_above(tm
     assert choose_model(file, "mine") == (bare, "doubles")
 
 
-def test_a_source_without_the_model_or_with_a_bad_one_is_refused_in_words(tmp_path: Path) -> None:
+def test_missing_or_invalid_model_is_rejected_with_a_hint(tmp_path: Path) -> None:
     two = double(double(tmp_path / "two"), "other")
     (two / "broken").mkdir()
     (two / "broken" / "config.pbtxt").write_text("max_batch_size: many")
@@ -50,7 +50,7 @@ def test_a_source_without_the_model_or_with_a_bad_one_is_refused_in_words(tmp_pa
         choose_model(two / "double", "mine", "other")
 
 
-def test_a_repository_is_told_from_the_folders_of_other_engines(tmp_path: Path) -> None:
+def test_repository_is_distinguished_from_folders_of_other_engines(tmp_path: Path) -> None:
     repository = double(tmp_path / "repository")
     other = tmp_path / "other"
     other.mkdir()

@@ -1,4 +1,4 @@
-"""Loading, reloading, unloading: what serves when, and what is left behind."""
+"""Loading, reloading and unloading: which versions serve when, and what is left afterwards."""
 
 import asyncio
 import shutil
@@ -23,7 +23,7 @@ BROKEN = """
 """
 
 
-def test_a_model_serves_from_load_to_unload(tmp_path: Path) -> None:
+def test_model_serves_between_load_and_unload(tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -53,7 +53,7 @@ def test_a_model_serves_from_load_to_unload(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
+def test_version_policy_selects_the_served_versions(tmp_path: Path) -> None:
     write(tmp_path, "m", config("version_policy { all {} }"), NUMBER, (1, 2, 3))
     write(tmp_path, "n", config(), NUMBER, (1, 2, 3))
 
@@ -76,7 +76,7 @@ def test_the_version_policy_chooses_what_is_served(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_number_of_a_version_may_be_as_large_as_the_protocol_can_say(tmp_path: Path) -> None:
+def test_version_number_can_be_the_largest_int64(tmp_path: Path) -> None:
     large = 2**63 - 1
     write(tmp_path, "m", config(f"version_policy {{ specific {{ versions: {large} }} }}"), SAME, (1, large))
 
@@ -92,7 +92,7 @@ def test_the_number_of_a_version_may_be_as_large_as_the_protocol_can_say(tmp_pat
 
 
 @pytest.mark.parametrize("as_number", [True, False])
-def test_one_version_is_loaded_beside_those_that_serve(tmp_path: Path, as_number: bool) -> None:
+def test_load_of_one_version_leaves_other_versions_serving(tmp_path: Path, as_number: bool) -> None:
     write(tmp_path, "m", config("version_policy { specific { versions: [1, 2, 4] } }"), NUMBER, (1, 2, 3))
 
     async def main() -> None:
@@ -124,7 +124,7 @@ def test_one_version_is_loaded_beside_those_that_serve(tmp_path: Path, as_number
     asyncio.run(main())
 
 
-def test_one_version_is_not_loaded_where_others_have_another_configuration(tmp_path: Path) -> None:
+def test_load_of_one_version_requires_the_configuration_of_the_loaded_ones(tmp_path: Path) -> None:
     both = "version_policy { all {} }"
     write(tmp_path, "m", config(both), NUMBER, (1, 2))
 
@@ -145,7 +145,7 @@ def test_one_version_is_not_loaded_where_others_have_another_configuration(tmp_p
     asyncio.run(main())
 
 
-def test_one_version_of_a_model_that_has_served_all(tmp_path: Path) -> None:
+def test_loading_all_versions_after_a_single_one(tmp_path: Path) -> None:
     write(tmp_path, "m", config("version_policy { all {} }"), NUMBER, (1, 2))
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_one_version_of_a_model_that_has_served_all(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_reload_without_changes_changes_nothing(tmp_path: Path) -> None:
+def test_reload_without_changes_keeps_the_processes(tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -169,7 +169,7 @@ def test_a_reload_without_changes_changes_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_reload_takes_over_without_losing_requests(tmp_path: Path) -> None:
+def test_reload_switches_over_without_losing_requests(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = write(tmp_path / "r", "m", config(), BATCH_SIZE.format(gate=str(gate)))
 
@@ -192,7 +192,7 @@ def test_a_reload_takes_over_without_losing_requests(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_reload_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
+def test_failed_reload_leaves_the_old_version_serving(tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -214,7 +214,7 @@ def test_a_reload_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_loaded_says_why_and_keeps_the_server_from_being_ready(tmp_path: Path) -> None:
+def test_failed_startup_model_reports_the_reason_and_makes_the_server_not_ready(tmp_path: Path) -> None:
     write(tmp_path, "bad", config(), BROKEN)
     write(tmp_path, "worse", "max_batch_size: many")
     write(tmp_path, "none", config("version_policy { specific { versions: [7] } }"))
@@ -249,7 +249,7 @@ def test_what_cannot_be_loaded_says_why_and_keeps_the_server_from_being_ready(tm
         ("once", {"config": '{"max_batch_size": "many"}'}, True),
     ],
 )
-def test_a_load_that_is_refused_before_anything_was_tried_leaves_the_server_ready(
+def test_rejected_load_request_leaves_the_server_ready(
     tmp_path: Path, name: str, parameters: dict[str, str | bytes | int | bool], shown: bool
 ) -> None:
     write(tmp_path, "worse", "max_batch_size: many")
@@ -272,7 +272,7 @@ def test_a_load_that_is_refused_before_anything_was_tried_leaves_the_server_read
     asyncio.run(main())
 
 
-def test_other_instances_come_and_go_in_place(tmp_path: Path) -> None:
+def test_changed_instance_count_scales_without_reload(tmp_path: Path) -> None:
     write(tmp_path, "m", config("instance_group { count: 1 kind: KIND_CPU }"))
 
     async def main() -> None:
@@ -292,7 +292,7 @@ def test_other_instances_come_and_go_in_place(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_load_request_may_bring_configuration_and_files(tmp_path: Path) -> None:
+def test_load_request_can_override_configuration_and_files(tmp_path: Path) -> None:
     write(tmp_path, "m", config())
     override = '{"backend": "python", "max_batch_size": 2, "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}], "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}]}'  # noqa: E501
     source = (
@@ -344,7 +344,7 @@ def test_an_invalid_load_request_is_rejected(
     asyncio.run(main())
 
 
-def test_polling_follows_the_repository(tmp_path: Path) -> None:
+def test_poll_mode_follows_repository_changes(tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -380,7 +380,7 @@ STARTS = """
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_what_a_model_has_started_ends_with_it(tmp_path: Path, crash: bool) -> None:
+def test_processes_started_by_a_model_end_with_it(tmp_path: Path, crash: bool) -> None:
     seen = tmp_path / "seen"
     write(tmp_path, "m", config(), STARTS.format(seen=str(seen)))
 
@@ -399,7 +399,7 @@ def test_what_a_model_has_started_ends_with_it(tmp_path: Path, crash: bool) -> N
     asyncio.run(main())
 
 
-def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) -> None:
+def test_missing_repository_leaves_loaded_models_serving(tmp_path: Path) -> None:
     root = write(tmp_path / "r", "m", config())
 
     async def main() -> None:
@@ -414,7 +414,7 @@ def test_a_repository_that_goes_away_costs_no_model_that_serves(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("way", ["removed", "succeeded"])
-def test_a_version_that_failed_does_not_count_once_it_is_not_to_be_served(tmp_path: Path, way: str) -> None:
+def test_failed_version_no_longer_affects_readiness_once_removed_or_superseded(tmp_path: Path, way: str) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -435,7 +435,7 @@ def test_a_version_that_failed_does_not_count_once_it_is_not_to_be_served(tmp_pa
     asyncio.run(main())
 
 
-def test_files_that_git_has_not_downloaded_are_named(tmp_path: Path) -> None:
+def test_git_lfs_pointer_files_are_named_in_the_load_error(tmp_path: Path) -> None:
     (tmp_path / "m/1/data").mkdir(parents=True)
     (tmp_path / "m/config.pbtxt").write_text('backend: "onnxruntime"')
     for name in ("model.onnx", "data/weights.bin"):
@@ -449,7 +449,7 @@ def test_files_that_git_has_not_downloaded_are_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_outputs_of_a_file_that_cannot_be_served_are_named_in_the_log(tmp_path: Path) -> None:
+def test_unsupported_model_outputs_are_logged(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     x, y = (helper.make_tensor_value_info(name, floats, ["n"]) for name in "XY")
@@ -468,7 +468,7 @@ def test_outputs_of_a_file_that_cannot_be_served_are_named_in_the_log(tmp_path: 
     asyncio.run(main())
 
 
-def test_files_that_a_folder_hides_are_told_of(tmp_path: Path) -> None:
+def test_bare_model_files_hidden_by_a_model_folder_are_logged(tmp_path: Path) -> None:
     (tmp_path / "left.onnx").write_bytes(b"no model")
     heard = structlog.testing.LogCapture()
 

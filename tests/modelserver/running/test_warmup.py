@@ -1,4 +1,4 @@
-"""Requests that a model must have answered before it is ready."""
+"""Warmup requests that run before a model is ready."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ WARM = """
 """
 
 
-def test_warm_ups_run_before_a_model_is_ready_and_count_nowhere(tmp_path: Path) -> None:
+def test_warmups_run_before_ready_and_are_not_counted(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     note = f"""
     def execute(self, requests):
@@ -57,9 +57,7 @@ def test_warm_ups_run_before_a_model_is_ready_and_count_nowhere(tmp_path: Path) 
         ({"dims": "dims: [100000000000]"}, "input 'IN' has 400000000000 bytes; at most 1073741824"),
     ],
 )
-def test_a_warm_up_that_is_no_request_for_its_model_fails_the_load(
-    tmp_path: Path, more: dict[str, str], text: str
-) -> None:
+def test_invalid_warmup_fails_the_load(tmp_path: Path, more: dict[str, str], text: str) -> None:
     plain = {"size": "batch_size: 1", "key": "IN", "kind": "TYPE_FP32", "dims": "dims: [1]"}
     write(tmp_path, "m", config(WARM.format(**plain) + WARM.format(**{**plain, **more})), SAME)
 
@@ -71,7 +69,7 @@ def test_a_warm_up_that_is_no_request_for_its_model_fails_the_load(
     asyncio.run(main())
 
 
-def test_a_warm_up_has_the_shape_that_the_model_sees_and_may_bring_controls(tmp_path: Path) -> None:
+def test_warmup_input_is_reshaped_and_can_include_controls(tmp_path: Path) -> None:
     source = """
     def answer(self, request):
         assert get(request).shape == (1, 4), get(request).shape
@@ -95,7 +93,7 @@ def test_a_warm_up_has_the_shape_that_the_model_sees_and_may_bring_controls(tmp_
     asyncio.run(main())
 
 
-def test_a_warm_up_without_a_batch_size_is_skipped(tmp_path: Path) -> None:
+def test_warmup_without_batch_size_is_skipped(tmp_path: Path) -> None:
     sample = WARM.format(size="", key="NOBODY", kind="TYPE_FP32", dims="dims: [1]")
     write(tmp_path, "m", config(sample), "    def answer(self, request):\n        raise ValueError('cold')\n")
 

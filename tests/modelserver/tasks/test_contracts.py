@@ -1,4 +1,4 @@
-"""Models that do not give what their task promises: no answer must look complete that is not."""
+"""Models that violate the contract of their task: no incomplete response may look complete."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -85,9 +85,7 @@ BAD: Mapping[str, tuple[str, ModelConfig, tuple[Tensor, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contract_violation_names_the_model_and_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, config, outputs, said = BAD[name]
 
     def give(_: InferRequest) -> list[InferResponse | None]:
@@ -108,7 +106,7 @@ def test_what_a_model_does_not_give_as_promised_is_told_with_its_name(
     assert [line["request_id"] for line in lines if "request_id" in line] == ["mine"]
 
 
-def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer() -> None:
+def test_model_exception_is_logged_and_not_returned() -> None:
     ids: list[str] = []
 
     async def main() -> None:
@@ -124,7 +122,7 @@ def test_what_a_model_raises_is_in_the_log_and_not_in_the_answer() -> None:
     assert line["reason"] == "not this"
 
 
-def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_has_the_request_id_in_response_and_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rigs.Desk, "view", lambda *_: 1 // 0)
 
     ids: list[str] = []
@@ -141,7 +139,7 @@ def test_a_mistake_of_ours_has_an_id_in_the_answer_and_in_the_log(monkeypatch: p
     assert isinstance(line["exc_info"], ZeroDivisionError)
 
 
-def test_the_outputs_that_tasks_use_are_those_that_are_checked() -> None:
+def test_task_outputs_match_their_contracts() -> None:
     for task in TASKS.values():
         outputs = CONTRACTS[task.name].outputs
         assert set(task.outputs) == {each.name for each in outputs if not each.optional}

@@ -1,4 +1,4 @@
-"""What a model in Python is told of its configuration: what clients see."""
+"""The configuration that a Python model receives equals the one that clients see."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ sequence_batching {
 
 
 @pytest.mark.parametrize(("more", "completes"), [(QUEUES, ""), (SEQUENCES, ""), ("", ""), ("", COMPLETES)])
-def test_a_model_is_told_what_clients_see(tmp_path: Path, more: str, completes: str) -> None:
+def test_model_receives_the_configuration_that_clients_see(tmp_path: Path, more: str, completes: str) -> None:
     said, seen = tmp_path / "said", tmp_path / "seen"
     source = TELLS.format(file=str(said), seen=str(seen), completes=completes or "pass")
     models = write(tmp_path / "models", "m", config(more), source)
@@ -72,7 +72,7 @@ def test_a_model_is_told_what_clients_see(tmp_path: Path, more: str, completes: 
         assert before == told
 
 
-def test_a_model_is_told_the_same_when_it_is_loaded_again(tmp_path: Path) -> None:
+def test_model_receives_the_same_configuration_after_reload(tmp_path: Path) -> None:
     said, seen = tmp_path / "said", tmp_path / "seen"
     source = TELLS.format(file=str(said), seen=str(seen), completes=COMPLETES)
     models = write(tmp_path / "models", "m", config(), source)

@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is told with its field, what was found, and what is allowed."""
+"""Every invalid configuration is reported with its field, the value found and the allowed values."""
 
 from pathlib import Path
 
@@ -224,5 +224,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("config", "problem"), WRONG, ids=[text[:50] for text, _ in WRONG])
-def test_a_mistake_is_told_with_field_found_and_allowed(tmp_path: Path, config: str, problem: str) -> None:
+def test_invalid_configuration_reports_field_found_and_allowed_values(
+    tmp_path: Path, config: str, problem: str
+) -> None:
     assert problems(tmp_path, config) == [problem]

@@ -1,4 +1,4 @@
-"""Whether answers are as the published description of the model server says."""
+"""Checks responses against the published OpenAPI document of the model server."""
 
 import json
 import re

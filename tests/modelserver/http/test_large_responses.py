@@ -1,4 +1,4 @@
-"""Answers that take long to write as JSON: how large they may be, how many may wait, and when nobody wants them."""
+"""Responses that take long to serialise as JSON: size limit, pending limit, client disconnects."""
 
 import contextlib
 from typing import Any
@@ -19,7 +19,7 @@ def _long(*, binary: bool = False) -> tuple[dict[str, Any], bytes]:
     return {"inputs": inputs, "parameters": {"binary_data_output": binary}}, bytes(4 * LONG)
 
 
-def test_an_answer_that_is_too_large_for_json_is_to_be_asked_for_in_bytes() -> None:
+def test_json_response_over_the_limit_is_rejected_with_a_hint_at_binary() -> None:
     async def main() -> None:
         async with rig(json_output_bytes_max=4 * LONG - 1) as it:
             refused = await it.infer("echo", *_long())
@@ -33,7 +33,7 @@ def test_an_answer_that_is_too_large_for_json_is_to_be_asked_for_in_bytes() -> N
     run(main())
 
 
-def test_long_answers_that_wait_to_be_written_are_bounded_and_end_with_their_clients() -> None:
+def test_pending_large_responses_are_bounded_and_released_on_disconnect() -> None:
     async def main() -> None:
         async with rig(json_output_bytes_max=4 * LONG) as it:
             inferring = it.front._infer

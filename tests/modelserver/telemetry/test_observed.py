@@ -1,4 +1,4 @@
-"""What a model server tells: files of traces, quantiles, metrics."""
+"""Telemetry of the model server: trace files, quantiles, metrics."""
 
 import asyncio
 import gc
@@ -96,7 +96,7 @@ class Asker:
         """An answer."""
 
 
-def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
+def test_finished_requests_leave_no_reference_cycles() -> None:
     async def main() -> None:
         models, *_ = watched(Server())
         gc.disable()
@@ -118,7 +118,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
     run(main())
 
 
-def test_traces_are_files_of_json_at_all_times(tmp_path: Path) -> None:
+def test_trace_file_is_valid_json_after_every_flush(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "t"
         models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS", "TENSORS"), rate=2, file=str(path)))
@@ -145,7 +145,7 @@ def test_traces_are_files_of_json_at_all_times(tmp_path: Path) -> None:
     run(main())
 
 
-def test_numbered_files_hold_what_was_collected_together(tmp_path: Path) -> None:
+def test_log_frequency_splits_traces_into_numbered_files(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "t"
         setting = Tracing(("TIMESTAMPS",), rate=1, log_frequency=2, file=str(path))
@@ -161,7 +161,7 @@ def test_numbered_files_hold_what_was_collected_together(tmp_path: Path) -> None
     run(main())
 
 
-def test_traces_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_traces_are_counted_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS",), rate=1, file=str(tmp_path)))
         await ask(models, asked())
@@ -175,7 +175,7 @@ def test_traces_that_cannot_be_written_are_counted(tmp_path: Path, monkeypatch: 
     run(main())
 
 
-def test_requests_that_are_refused_or_cancelled_end_too(tmp_path: Path) -> None:
+def test_traces_of_rejected_and_cancelled_requests_are_complete(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "t"
         models, files, traces, latencies = watched(Server(), Tracing(("TIMESTAMPS",), 1, file=str(path)), verbose=1)
@@ -201,7 +201,7 @@ def test_requests_that_are_refused_or_cancelled_end_too(tmp_path: Path) -> None:
         (Front.GRPC, ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"], ["GRPC_SEND_START", "GRPC_SEND_END"]),
     ],
 )
-def test_traces_tell_the_times_of_the_front(
+def test_traces_include_frontend_timestamps(
     tmp_path: Path, front: Front, before: list[str], behind: list[str]
 ) -> None:
     def come(model: str) -> InferRequest:
@@ -237,7 +237,7 @@ def test_traces_tell_the_times_of_the_front(
     run(main())
 
 
-def test_a_server_that_drains_is_not_ready() -> None:
+def test_draining_server_is_not_ready() -> None:
     models = watched(Server())[0]
     assert models.ready
     models.draining = True
@@ -245,7 +245,7 @@ def test_a_server_that_drains_is_not_ready() -> None:
 
 
 @given(st.lists(st.integers(0, 10**13), min_size=1, max_size=60), st.sampled_from([0.1, 0.5, 0.9, 0.999]))
-def test_quantiles_are_hardly_too_large_and_never_too_small(durations_ns: list[int], share: float) -> None:
+def test_quantile_error_is_bounded_and_never_below_exact(durations_ns: list[int], share: float) -> None:
     summary = Summary()
     for ns in durations_ns:
         summary.observe(ns)
@@ -265,7 +265,7 @@ def samples(metrics: ServerMetrics) -> Mapping[tuple[str, str], float]:
     }
 
 
-def test_metrics_have_tritons_names_and_our_own() -> None:
+def test_metrics_have_triton_names_and_forebay_names() -> None:
     async def main() -> None:
         models, _, _, latencies = watched(Server(), summaries=True, first_responses=True)
         await ask(models, asked())
@@ -316,7 +316,7 @@ class Devices:
         self.closed = True
 
 
-def test_gpus_are_told_of_until_their_driver_is_gone() -> None:
+def test_gpu_metrics_end_when_the_driver_is_gone() -> None:
     async def main() -> None:
         models, _, _, latencies = watched(Server())
         metrics, devices = ServerMetrics(models, latencies), Devices([1000.0, 1250.0])
@@ -329,7 +329,7 @@ def test_gpus_are_told_of_until_their_driver_is_gone() -> None:
     run(main())
 
 
-def test_of_gpus_only_what_is_known_is_told() -> None:
+def test_gpu_metrics_omit_unknown_values() -> None:
     async def main() -> None:
         models, _, _, latencies = watched(Server())
         metrics = ServerMetrics(models, latencies)
@@ -353,7 +353,7 @@ def gpu_lines(metrics: ServerMetrics) -> list[str]:
     return [each.replace('{gpu_uuid="GPU-a"}', "") for each in lines]
 
 
-def test_metrics_of_models_are_shown_beside_ours() -> None:
+def test_model_metrics_are_rendered_beside_server_metrics() -> None:
     models, _, _, latencies = watched(Server(), summaries=True)
     metrics = ServerMetrics(models, latencies, summaries=True, quantiles=(0.25,))
     labels = (("a", 'x"\\\n'), ("b", ""))
@@ -381,7 +381,7 @@ def test_metrics_of_models_are_shown_beside_ours() -> None:
     assert found["nv_model_load_duration_secs"].samples[0].value == 0
 
 
-def test_a_model_may_have_its_own_buckets() -> None:
+def test_histogram_buckets_can_be_set_per_model() -> None:
     control = {
         "metric_identifier": {"family": "nv_inference_first_response_histogram_ms"},
         "histogram_options": {"buckets": [8, 1]},
@@ -390,7 +390,7 @@ def test_a_model_may_have_its_own_buckets() -> None:
     assert first_response_buckets({}) == (100, 500, 2000, 5000)
 
 
-def test_a_machine_without_proc_has_no_metrics(tmp_path: Path) -> None:
+def test_machine_metrics_are_omitted_without_proc(tmp_path: Path) -> None:
     assert list(Machine(tmp_path).look()) == []
     (tmp_path / "stat").write_text("cpu  10 0 10 60 20 0 0 0 0 0\n")
     (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 2 kB\n")

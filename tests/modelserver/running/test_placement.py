@@ -1,4 +1,4 @@
-"""Where instances run: by policies of the operator, and what the machine has."""
+"""Where instances run: the operator's host policies, NUMA nodes and GPUs."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def sys(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_cpus_of_a_node_are_those_that_the_kernel_lists(sys: Path) -> None:
+def test_numa_node_cpus_are_read_from_sysfs(sys: Path) -> None:
     assert [node_cpus(node, sys) for node in range(4)] == [(0, 1, 2, 8), (4, 5, 6), (), ()]
     (sys / "devices/system/node/node0/cpulist").write_text("all of them")
     assert node_cpus(0, sys) == ()
@@ -39,7 +39,7 @@ def test_instances_run_on_the_numa_node_of_their_memory(sys: Path) -> None:
     assert placements(config, Options(hosts=hosts), sys) == (near, near, hosts["named"], Placement())
 
 
-def test_gpus_have_the_names_that_the_policy_gives_them(sys: Path) -> None:
+def test_host_policy_maps_gpu_indices_to_names(sys: Path) -> None:
     hosts = {"slices": Placement(gpus=("MIG-a", "MIG-b"))}
     groups = (
         InstanceGroup(kind=InstanceKind.GPU, count=2, gpus=(1, 5), host_policy="slices"),
