@@ -1,4 +1,4 @@
-"""What a gateway is told of access, and what that changes of its specification."""
+"""Tenancy in gateway specifications, and what changes it."""
 
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ def specs(made: Plan) -> list[GatewaySpec]:
     return [slot.spec for slot in made.gateways if isinstance(slot.spec, GatewaySpec)]
 
 
-def test_without_keys_a_gateway_is_told_nothing_of_tenants(tmp_path: Path) -> None:
+def test_gateway_without_auth_has_no_tenancy(tmp_path: Path) -> None:
     made = plan(tmp_path, {})
 
     assert specs(made)[0].tenancy is None
     assert made.auth == "off"
 
 
-def test_with_keys_every_gateway_knows_tenants_and_files_and_has_counts_of_its_own(tmp_path: Path) -> None:
+def test_gateways_with_auth_share_tenants_and_have_separate_count_files(tmp_path: Path) -> None:
     limits = {"requests_per_min": 60}
     made = plan(tmp_path, {"auth": "keys", "processes": 2}, {"name": "t", "limits": limits})
     first, second = (spec.tenancy for spec in specs(made))
@@ -46,7 +46,7 @@ def test_with_keys_every_gateway_knows_tenants_and_files_and_has_counts_of_its_o
     assert msgspec.json.decode(msgspec.json.encode(spec), type=GatewaySpec) == spec
 
 
-def test_a_keys_file_of_the_cluster_file_is_found_from_anywhere(tmp_path: Path) -> None:
+def test_relative_keys_file_becomes_absolute(tmp_path: Path) -> None:
     made = plan(tmp_path, {"auth": "keys", "keys_file": "k.json"}, {"name": "t"})
     tenancy = specs(made)[0].tenancy
 
@@ -54,7 +54,7 @@ def test_a_keys_file_of_the_cluster_file_is_found_from_anywhere(tmp_path: Path) 
     assert tenancy.keys_path == str(Path("k.json").absolute())
 
 
-def test_other_tenants_and_limits_replace_nothing_and_are_published(tmp_path: Path) -> None:
+def test_tenant_changes_are_published_without_replacing_gateways(tmp_path: Path) -> None:
     before = plan(tmp_path, {"auth": "keys"}, {"name": "t"})
     after = plan(tmp_path, {"auth": "keys"}, {"name": "t", "limits": {"streams_max": 1}})
 

@@ -1,4 +1,4 @@
-"""What differs between two cluster files, and what is said to be done about it."""
+"""Differences between two cluster files, and the described effects."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ NODE_A = '{"name":"a","host":"127.0.0.1","launcher":[],"cpus":null,"memory_gib":
         ),
     ],
 )
-def test_what_differs_is_shown_with_both_values_and_what_is_done(
+def test_changes_show_both_values_and_their_effects(
     more: dict[str, Any], changed: list[str], done: list[str]
 ) -> None:
     before, after = cluster(), cluster(**more)
@@ -84,7 +84,7 @@ def test_what_differs_is_shown_with_both_values_and_what_is_done(
     assert list(effects(plan(before), plan(after))) == done
 
 
-def test_models_and_gateways_that_go_are_named_and_long_values_are_cut() -> None:
+def test_removed_models_and_gateways_are_named_and_long_values_truncated() -> None:
     before, after = cluster(gateway={"processes": 2}), cluster(models=[CHAT])
 
     [processes, small] = changes(before, after)
@@ -97,7 +97,7 @@ def test_models_and_gateways_that_go_are_named_and_long_values_are_cut() -> None
     assert effects(plan(after), plan(before))[-1] == "small: 1 replica starts"
 
 
-def test_an_engine_that_was_not_named_is_one_change() -> None:
+def test_adding_an_engine_is_one_change() -> None:
     before = cluster(models=[{**CHAT, "engine": None}])
 
     [engine] = changes(before, cluster(models=[{**CHAT, "engine": "llamacpp"}]))

@@ -1,4 +1,4 @@
-"""The reconcile loop over real processes: what dies is repaired, what runs is kept, what stops is drained."""
+"""The reconcile loop over real processes: dead units are replaced, running ones kept, stopped ones drained."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.control.api.stand import services
+from tests.control.api.rig import services
 from tests.control.fakes.provider import MemoryProvider
 from tests.control.rig import Rig, controlled, plan
 from tests.control.units import kill_all, replica
@@ -41,7 +41,7 @@ def complete(rig: Rig) -> Callable[[], bool]:
     return lambda: rig.status().complete
 
 
-def test_everything_wanted_comes_up_and_is_published(folder: Path) -> None:
+def test_planned_units_start_and_are_published(folder: Path) -> None:
     async def test() -> None:
         wanted = plan(folder, replica("chat-0"), replica("chat-1"), replica("embed-0"))
         async with controlled(folder, wanted) as rig:
@@ -55,7 +55,7 @@ def test_everything_wanted_comes_up_and_is_published(folder: Path) -> None:
     run(test)
 
 
-def test_a_killed_replica_is_replaced_and_why_is_known_everywhere(folder: Path) -> None:
+def test_killed_replica_is_replaced_and_the_reason_is_recorded(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("chat-1"))) as rig:
             await rig.until(complete(rig))
@@ -76,7 +76,7 @@ def test_a_killed_replica_is_replaced_and_why_is_known_everywhere(folder: Path) 
     run(test)
 
 
-def test_a_crash_loop_is_held_back_and_shows_its_last_words(folder: Path) -> None:
+def test_crash_loop_backs_off_and_shows_the_last_output(folder: Path) -> None:
     async def test() -> None:
         wanted = plan(folder, replica("chat-0", "dies"), replica("embed-0"))
         async with controlled(folder, wanted) as rig:
@@ -97,7 +97,7 @@ def test_a_crash_loop_is_held_back_and_shows_its_last_words(folder: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "mute"])
-def test_a_unit_that_does_not_answer_is_killed_and_replaced(folder: Path, how: str) -> None:
+def test_unresponsive_unit_is_killed_and_replaced(folder: Path, how: str) -> None:
     async def test() -> None:
         rules = Rules(unresponsive_s=1.0, look_again_s=0.2)
         first = replica("chat-0", "mute" if how == "mute" else "well")
@@ -113,7 +113,7 @@ def test_a_unit_that_does_not_answer_is_killed_and_replaced(folder: Path, how: s
     run(test)
 
 
-def test_a_new_control_adopts_what_runs_and_versions_go_on(folder: Path) -> None:
+def test_new_control_adopts_units_and_continues_snapshot_versions(folder: Path) -> None:
     async def test() -> None:
         wanted = plan(folder, replica("chat-0"), replica("chat-1"))
         async with controlled(folder, wanted) as rig:
@@ -134,7 +134,7 @@ def test_a_new_control_adopts_what_runs_and_versions_go_on(folder: Path) -> None
     run(test)
 
 
-def test_a_new_control_replaces_what_no_longer_fits(folder: Path) -> None:
+def test_new_control_replaces_outdated_units(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("old-0"))) as rig:
             await rig.until(complete(rig))
@@ -151,7 +151,7 @@ def test_a_new_control_replaces_what_no_longer_fits(folder: Path) -> None:
     run(test)
 
 
-def test_stopping_drains_gateways_before_replicas_and_leaves_nothing(folder: Path) -> None:
+def test_stop_drains_gateways_before_replicas_and_leaves_no_units(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0"), replica("embed-0"))) as rig:
             await rig.until(complete(rig))
@@ -167,7 +167,7 @@ def test_stopping_drains_gateways_before_replicas_and_leaves_nothing(folder: Pat
     run(test)
 
 
-def test_a_second_stop_kills_what_does_not_end(folder: Path) -> None:
+def test_kill_ends_units_that_ignore_stop(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, plan(folder, replica("chat-0", "stubborn", grace_s=3600))) as rig:
             await rig.until(complete(rig))
@@ -181,7 +181,7 @@ def test_a_second_stop_kills_what_does_not_end(folder: Path) -> None:
     run(test)
 
 
-def test_units_that_cannot_be_observed_are_left_alone_and_reported(folder: Path) -> None:
+def test_unobservable_units_are_left_alone_and_reported(folder: Path) -> None:
     async def test() -> None:
         provider = MemoryProvider()
         rules = Rules(look_again_s=0.05, unresponsive_s=3600)
@@ -198,7 +198,7 @@ def test_units_that_cannot_be_observed_are_left_alone_and_reported(folder: Path)
     run(test)
 
 
-def test_a_snapshot_that_cannot_be_written_is_trouble_and_no_reason_to_stop(folder: Path) -> None:
+def test_unwritable_snapshot_is_reported_and_reconciling_continues(folder: Path) -> None:
     async def test() -> None:
         snapshot = Places(folder).snapshot
         snapshot.mkdir()
@@ -211,7 +211,7 @@ def test_a_snapshot_that_cannot_be_written_is_trouble_and_no_reason_to_stop(fold
     run(test)
 
 
-def test_the_admin_api_tells_how_the_cluster_is(folder: Path) -> None:
+def test_admin_api_reports_cluster_status(folder: Path) -> None:
     results = [Reloaded(("line 1  bad",)), Reloaded((), (), ("chat: 1 replica more",))]
 
     async def test() -> None:

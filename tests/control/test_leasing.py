@@ -1,4 +1,4 @@
-"""Limits shared out among gateways: what one does not use another gets, and the sum stays the limit."""
+"""Limits shared among gateways: unused quota moves, and the sum stays the limit."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def read(path: Path) -> dict[str, Lease]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Lease])
 
 
-def test_what_one_gateway_does_not_use_the_other_gets(tmp_path: Path) -> None:
+def test_unused_quota_moves_to_the_busy_gateway(tmp_path: Path) -> None:
     path = tmp_path / "leases.json"
     leases = Leases(path, {"team": amounts(TEAM.limits)}, NAMES)
     leases.read()
@@ -33,7 +33,7 @@ def test_what_one_gateway_does_not_use_the_other_gets(tmp_path: Path) -> None:
     assert 20 < passed <= 40
 
 
-def test_a_request_larger_than_an_equal_part_is_let_in_and_then_it_is_known_everywhere_what_is_left(
+def test_request_over_an_equal_share_is_admitted_and_remaining_quota_is_shared(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "leases.json"
@@ -57,14 +57,14 @@ def test_a_request_larger_than_an_equal_part_is_let_in_and_then_it_is_known_ever
     assert last.text == "Tenant `team` has not enough left of its 400 tokens per minute."
 
 
-def test_reports_and_leases_of_an_older_version_are_understood() -> None:
+def test_reports_and_leases_of_older_versions_decode() -> None:
     demand = msgspec.json.decode(b'{"at":1.0,"day":2,"tenants":{}}', type=Demand)
     lease = msgspec.json.decode(b'{"asked_at":1.0,"heard_at":1.0,"day":2,"shares":{},"held":{}}', type=Lease)
 
     assert (demand.refused, lease.left) == ({}, {})
 
 
-def test_the_next_control_goes_on_from_what_was_lent(tmp_path: Path) -> None:
+def test_next_control_continues_from_the_granted_leases(tmp_path: Path) -> None:
     path = tmp_path / "leases.json"
     for content in (None, b"{", b"[]"):
         if content is not None:
@@ -80,7 +80,7 @@ def test_the_next_control_goes_on_from_what_was_lent(tmp_path: Path) -> None:
     assert read(path).keys() == before.keys()
 
 
-def test_a_full_disk_leaves_the_old_leases_standing(tmp_path: Path) -> None:
+def test_unwritable_leases_file_raises_oserror(tmp_path: Path) -> None:
     leases = Leases(tmp_path / "none" / "leases.json", {"team": amounts(TEAM.limits)}, NAMES)
     with pytest.raises(OSError, match="No such file"):
         leases.renew({}, 1.0, 0.0)

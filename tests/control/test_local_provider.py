@@ -1,4 +1,4 @@
-"""What only processes can do: outlive their starter, share pids, fill disks."""
+"""What only processes can do: outlive their provider, share pids, fill disks."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def _place_one(provider: LocalProvider) -> None:
     await wait_for(provider, "chat-0", lambda u: u.endpoint)
 
 
-def test_a_new_provider_adopts_what_runs_and_notices_its_end(folder: Path) -> None:
+def test_new_provider_adopts_units_and_notices_their_end(folder: Path) -> None:
     async def second(provider: LocalProvider) -> None:
         unit = await seen(provider, "chat-0")
         assert unit
@@ -58,7 +58,7 @@ def test_a_new_provider_adopts_what_runs_and_notices_its_end(folder: Path) -> No
     run(folder, _place_one, second)
 
 
-def test_the_last_words_of_a_killed_unit_are_its_errors_and_what_it_printed(folder: Path) -> None:
+def test_last_output_of_a_killed_unit_is_its_errors_and_plain_lines(folder: Path) -> None:
     async def second(provider: LocalProvider) -> None:
         with (folder / "units" / "chat-0.g1" / "log").open("w") as file:
             logger = log.configure(file, process="worker")
@@ -80,7 +80,7 @@ def test_the_last_words_of_a_killed_unit_are_its_errors_and_what_it_printed(fold
     run(folder, _place_one, second)
 
 
-def test_an_access_log_has_no_last_words(folder: Path) -> None:
+def test_access_log_lines_are_not_last_output(folder: Path) -> None:
     async def second(provider: LocalProvider) -> None:
         with (folder / "units" / "chat-0.g1" / "log").open("wb") as file:
             access = AccessLog(file)
@@ -98,7 +98,7 @@ def test_an_access_log_has_no_last_words(folder: Path) -> None:
     run(folder, _place_one, second)
 
 
-def test_a_reused_pid_is_not_taken_for_the_unit_and_not_killed(folder: Path) -> None:
+def test_reused_pid_is_neither_adopted_nor_killed(folder: Path) -> None:
     async def second(provider: LocalProvider) -> None:
         record = folder / "units" / "chat-0.g1" / "record.json"
         stranger = identify(os.getpid())
@@ -113,7 +113,7 @@ def test_a_reused_pid_is_not_taken_for_the_unit_and_not_killed(folder: Path) -> 
     run(folder, _place_one, second)
 
 
-def test_a_starter_that_died_before_it_noted_the_process_loses_nothing(folder: Path) -> None:
+def test_unit_started_by_a_provider_that_died_before_recording_is_adopted(folder: Path) -> None:
     pids = []
 
     async def first(provider: LocalProvider) -> None:
@@ -132,7 +132,7 @@ def test_a_starter_that_died_before_it_noted_the_process_loses_nothing(folder: P
     run(folder, first, second, second)
 
 
-def test_a_starter_that_died_before_it_started_the_process_leaves_a_dead_unit(folder: Path) -> None:
+def test_unit_whose_provider_died_before_starting_it_is_dead(folder: Path) -> None:
     async def first(provider: LocalProvider) -> None:
         await _place_one(provider)
         (folder / "units" / "chat-0.g1" / "record.json").unlink()
@@ -148,7 +148,7 @@ def test_a_starter_that_died_before_it_started_the_process_leaves_a_dead_unit(fo
     run(folder, first, second)
 
 
-def test_a_process_whose_folder_is_gone_is_killed_at_the_next_start(folder: Path) -> None:
+def test_process_without_its_folder_is_killed_at_the_next_start(folder: Path) -> None:
     lost = folder / "units" / "chat-0.g9" / "spec.json"
     lost.parent.mkdir(parents=True)
     lost.write_text(json.dumps({"host": "127.0.0.1", "endpoint_path": str(lost.parent / "e"), "generation": 9}))
@@ -165,7 +165,7 @@ def test_a_process_whose_folder_is_gone_is_killed_at_the_next_start(folder: Path
     assert not lost.parent.exists()
 
 
-def test_half_made_and_damaged_folders_are_cleared_away(folder: Path) -> None:
+def test_incomplete_and_damaged_folders_are_removed(folder: Path) -> None:
     for name in (".draft", "chat-0.g1", "chat-0.g2"):
         (folder / "units" / name).mkdir(parents=True)
     (folder / "units" / "chat-0.g2" / "unit.json").write_text("{")
@@ -177,7 +177,7 @@ def test_half_made_and_damaged_folders_are_cleared_away(folder: Path) -> None:
     assert list((folder / "units").iterdir()) == []
 
 
-def test_the_last_log_of_a_slot_is_kept_when_its_unit_is_removed(folder: Path) -> None:
+def test_last_log_of_a_slot_is_kept_after_removal(folder: Path) -> None:
     async def life(provider: LocalProvider) -> None:
         await provider.place(replica(behave="dies"), 1)
         await wait_for(provider, "chat-0", lambda u: not u.alive)
@@ -188,7 +188,7 @@ def test_the_last_log_of_a_slot_is_kept_when_its_unit_is_removed(folder: Path) -
     assert list((folder / "units").iterdir()) == []
 
 
-def test_a_log_that_grows_too_large_is_cut_and_its_tail_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_log_is_truncated_and_its_tail_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_module, "LOG_BYTES_MAX", 1000)
     monkeypatch.setattr(local_module, "LOG_BYTES_KEPT", 100)
 
@@ -206,12 +206,12 @@ def test_a_log_that_grows_too_large_is_cut_and_its_tail_kept(folder: Path, monke
     run(folder, life)
 
 
-def test_units_inherit_neither_settings_of_forebay_nor_secrets() -> None:
+def test_units_inherit_no_forebay_settings_or_secrets() -> None:
     environ = {"PATH": "/bin", "FOREBAY_HOME": "/x", "HF_TOKEN": "secret", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
     assert clean_env(environ) == {"PATH": "/bin", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
 
 
-def test_an_identity_is_of_one_process_only() -> None:
+def test_identity_matches_only_one_process() -> None:
     me = identify(os.getpid())
     assert me
     assert is_alive(me)
@@ -226,7 +226,7 @@ def test_an_identity_is_of_one_process_only() -> None:
     kill(who, signal.SIGKILL)
 
 
-def test_how_a_process_ended_is_said_in_words() -> None:
+def test_exit_status_is_described() -> None:
     assert describe(3) == "ended with exit code 3"
     assert describe(-9) == "was killed by signal 9 (SIGKILL)"
     assert describe(-63) == "was killed by signal 63"

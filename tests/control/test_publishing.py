@@ -1,4 +1,4 @@
-"""What is published to gateways, what a probe believes, what a cluster file becomes."""
+"""Snapshots for gateways, probes, and plans made from cluster files."""
 
 import asyncio
 from pathlib import Path
@@ -51,7 +51,7 @@ def replicas(
     return list(model.replicas)
 
 
-def test_a_ready_replica_is_published_with_the_revision_it_says_it_has(tmp_path: Path) -> None:
+def test_ready_replica_is_published_with_its_reported_revision(tmp_path: Path) -> None:
     now = state(state=ReplicaState.READY, unit=UnitState(2, 0.0))
 
     assert replicas(tmp_path, now, {KEY: REPORT}) == [
@@ -59,13 +59,13 @@ def test_a_ready_replica_is_published_with_the_revision_it_says_it_has(tmp_path:
     ]
 
 
-def test_a_replica_that_leaves_is_published_as_draining(tmp_path: Path) -> None:
+def test_leaving_replica_is_published_as_draining(tmp_path: Path) -> None:
     now = state(state=ReplicaState.DRAINING, leaving=(Leaving(2, 9.0, "outdated"),))
 
     assert [r.state for r in replicas(tmp_path, now, {KEY: REPORT})] == [ReplicaState.DRAINING]
 
 
-def test_a_replica_that_was_not_heard_yet_stays_as_it_was(tmp_path: Path) -> None:
+def test_replica_without_a_report_keeps_its_published_state(tmp_path: Path) -> None:
     now = state(state=ReplicaState.STARTING, unit=UnitState(2, 0.0))
     before = Replica("chat-0", 2, "r-9", "127.0.0.1", 8100, ReplicaState.READY)
     older = Replica("chat-0", 1, "r-9", "127.0.0.1", 8099, ReplicaState.READY)
@@ -78,7 +78,7 @@ def test_an_empty_slot_is_not_published(tmp_path: Path) -> None:
     assert replicas(tmp_path, state(), {KEY: REPORT}) == []
 
 
-def test_the_version_grows_only_when_something_changes_and_never_falls_back(tmp_path: Path) -> None:
+def test_snapshot_version_increases_only_on_change(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     routes = plan(tmp_path, replica("chat-0")).models[0].routes
     first = SnapshotFile(path)
@@ -102,7 +102,7 @@ def test_the_version_grows_only_when_something_changes_and_never_falls_back(tmp_
     assert third.write((routes,))
 
 
-def test_names_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) -> None:
+def test_dispatch_changes_alone_publish_a_new_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     names = Dispatch({"best": "chat"}, (Rule("auto", "chat", "r-1", When(Task.CHAT, header="x-tier")),))
     file = SnapshotFile(path)
@@ -115,7 +115,7 @@ def test_names_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) 
     assert file.current == Snapshot(3)
 
 
-def test_tenants_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path) -> None:
+def test_tenant_changes_alone_publish_a_new_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     tenants = (Tenant("t", ("chat*",), Band.BATCH, limits=Quota(streams_max=3)),)
     file = SnapshotFile(path)
@@ -125,7 +125,7 @@ def test_tenants_are_published_and_a_change_of_them_alone_is_news(tmp_path: Path
     assert file.write((), None, ())
 
 
-def test_names_and_models_that_step_in_come_from_the_cluster_file(tmp_path: Path) -> None:
+def test_plan_takes_aliases_and_fallbacks_from_the_cluster_file(tmp_path: Path) -> None:
     model = {"task": "chat", "source": "x", "engine": "synthetic"}
     document = {
         "models": [
@@ -144,7 +144,7 @@ def test_names_and_models_that_step_in_come_from_the_cluster_file(tmp_path: Path
     assert made.models[1].routes.fallback_default
 
 
-def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
+def test_probe_ignores_responses_of_other_units(tmp_path: Path) -> None:
     async def test() -> None:
         provider, prober = local(tmp_path), Prober(tmp_path / "peers")
         try:
@@ -169,7 +169,7 @@ def test_a_probe_believes_only_the_unit_it_asked(tmp_path: Path) -> None:
         kill_all(tmp_path)
 
 
-def test_a_cluster_becomes_slots_whose_digest_changes_with_what_runs_in_them(tmp_path: Path) -> None:
+def test_slot_digest_changes_with_artifact_and_version(tmp_path: Path) -> None:
     document = {
         "gateway": {"processes": 2},
         "models": [{"name": "chat", "task": "chat", "source": "x", "engine": "synthetic", "replicas": 2}],
@@ -200,7 +200,7 @@ def on_disk(path: Path) -> Snapshot:
     return msgspec.json.decode(path.read_bytes(), type=Snapshot)
 
 
-def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
+def test_unchanged_snapshot_is_not_rewritten(tmp_path: Path) -> None:
     file = SnapshotFile(tmp_path / "snapshot.json")
     assert file.write(ROUTES)
     assert not file.write(ROUTES)
@@ -210,7 +210,7 @@ def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 50, msgspec.json.encode(Snapshot(1))])
-def test_a_snapshot_file_changed_by_others_is_written_again(tmp_path: Path, content: bytes | None) -> None:
+def test_snapshot_file_changed_by_others_is_rewritten(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "snapshot.json"
     file = SnapshotFile(path)
     file.write(ROUTES)

@@ -1,4 +1,4 @@
-"""`forebay up` as a process, over stand-ins: the lock, the ports, the signals, what is left behind."""
+"""`forebay up` as a process, over stand-ins: the lock, ports, signals, and what is left behind."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def ups(tmp_path: Path) -> Iterator[Ups]:
 
 
 @pytest.mark.slow
-def test_up_says_ready_once_and_ctrl_c_leaves_nothing(ups: Ups) -> None:
+def test_up_reports_ready_once_and_ctrl_c_leaves_no_processes(ups: Ups) -> None:
     process = ups.start()
     wait_for(lambda: "ready after" in ups.said())
     assert len(ups.units()) == 3
@@ -116,7 +116,7 @@ def test_up_says_ready_once_and_ctrl_c_leaves_nothing(ups: Ups) -> None:
 
 
 @pytest.mark.slow
-def test_units_outlive_a_killed_up_and_the_next_one_adopts_them(ups: Ups) -> None:
+def test_units_survive_a_killed_up_and_are_adopted_by_the_next(ups: Ups) -> None:
     first = ups.start()
     wait_for(lambda: "ready after" in ups.said())
     before = ups.pids()
@@ -138,7 +138,7 @@ def test_units_outlive_a_killed_up_and_the_next_one_adopts_them(ups: Ups) -> Non
 
 
 @pytest.mark.slow
-def test_the_next_up_removes_what_the_file_no_longer_wants(ups: Ups) -> None:
+def test_next_up_removes_units_not_in_the_file(ups: Ups) -> None:
     first = ups.start()
     wait_for(lambda: "ready after" in ups.said())
     first.kill()
@@ -152,7 +152,7 @@ def test_the_next_up_removes_what_the_file_no_longer_wants(ups: Ups) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_up_is_refused_and_harms_nothing(ups: Ups) -> None:
+def test_second_up_is_rejected_and_changes_nothing(ups: Ups) -> None:
     first = ups.start()
     wait_for(lambda: "ready after" in ups.said())
     before = ups.pids()
@@ -165,7 +165,7 @@ def test_a_second_up_is_refused_and_harms_nothing(ups: Ups) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait(ups: Ups) -> None:
+def test_second_ctrl_c_kills_immediately(ups: Ups) -> None:
     ups.configure(drain_grace_s=3600)
     process = ups.start()
     wait_for(lambda: "ready after" in ups.said())
@@ -180,7 +180,7 @@ def test_a_second_ctrl_c_does_not_wait(ups: Ups) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_file_is_taken_over_on_sighup_and_a_bad_one_changes_nothing(ups: Ups) -> None:
+def test_sighup_applies_a_changed_file_and_rejects_an_invalid_one(ups: Ups) -> None:
     process = ups.start()
     wait_for(lambda: "ready after" in ups.said())
     before = ups.pids()
@@ -205,7 +205,7 @@ def test_a_changed_file_is_taken_over_on_sighup_and_a_bad_one_changes_nothing(up
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_closed_stops_the_cluster(ups: Ups) -> None:
+def test_closed_terminal_stops_the_cluster(ups: Ups) -> None:
     main, terminal = os.openpty()
     process = ups.start(terminal)
     os.close(terminal)
@@ -233,7 +233,7 @@ def test_a_port_in_use_is_reported_with_its_process_and_setting(ups: Ups) -> Non
     assert not (ups.run / "units").exists()
 
 
-def test_a_port_is_bound_or_the_reason_is_said() -> None:
+def test_bind_returns_a_socket_or_the_reason() -> None:
     free = bind("127.0.0.1", 0)
     assert isinstance(free, socket.socket)
     with free:

@@ -1,4 +1,4 @@
-"""Slots for tests, and waiting for what a provider says."""
+"""Slots for tests, and waiting for what a provider observes."""
 
 import asyncio
 import os

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.control.api.stand import As, Idle, services
+from tests.control.api.rig import As, Idle, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import Result
 from tests.cli.registry.test_remote import cluster, run
-from tests.control.api.stand import quiet
+from tests.control.api.rig import quiet
 from typer.testing import CliRunner
 
 from forebay.cli.deploy.client import Admin

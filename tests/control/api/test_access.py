@@ -1,4 +1,4 @@
-"""The door of the admin API: keys by their file, and accounts as the kernel names them."""
+"""Authentication of the admin API: by the key file, and by the account that the kernel names."""
 
 import os
 import socket
@@ -35,7 +35,7 @@ def refused(authenticator: KeyAuthenticator, presented: bytes | None) -> Code:
     return raised.value.code
 
 
-def test_a_key_is_good_as_soon_as_it_is_in_the_file_and_no_longer_than_that(tmp_path: Path) -> None:
+def test_key_file_changes_take_effect_immediately(tmp_path: Path) -> None:
     path = tmp_path / "admin-keys.json"
     authenticator = KeyAuthenticator(path, lambda: 200.0)
 
@@ -68,7 +68,7 @@ def test_an_unreadable_key_file_admits_no_caller(tmp_path: Path) -> None:
     ("user", "role"),
     [(0, Role.ADMIN), (os.geteuid(), Role.ADMIN), (4_000_000_000, Role.VIEWER)],
 )
-def test_without_keys_the_own_account_and_root_may_do_everything_and_others_may_look(user: int, role: Role) -> None:
+def test_account_auth_makes_owner_and_root_admin_and_others_viewers(user: int, role: Role) -> None:
     assert AccountAuthenticator(lambda credentials: table(user)).admit(credentials()) == Caller(account(user), role)
 
 
@@ -84,7 +84,7 @@ def test_without_keys_the_own_account_and_root_may_do_everything_and_others_may_
     ],
 )
 @pytest.mark.parametrize("read_only", [True, False])
-def test_without_keys_only_this_machine_may_be_meant(host: str, may: bool, read_only: bool) -> None:
+def test_account_auth_rejects_hosts_other_than_loopback(host: str, may: bool, read_only: bool) -> None:
     asked = Credentials(None, PEER, SERVER, read_only, host)
     authenticator = AccountAuthenticator(lambda credentials: table(0))
     if may:
@@ -115,7 +115,7 @@ def test_reads_need_no_authentication_by_account() -> None:
         ),  # the server's own end
     ],
 )  # fmt: skip
-def test_whoever_the_kernel_does_not_name_may_look(shown: str) -> None:
+def test_connection_without_known_owner_is_anonymous(shown: str) -> None:
     assert AccountAuthenticator(lambda credentials: shown).admit(credentials()) == ANONYMOUS
 
 
@@ -128,14 +128,12 @@ def test_a_closing_connection_is_anonymous() -> None:
 @pytest.mark.parametrize(
     ("peer", "server"), [(None, SERVER), (PEER, None), (("testclient", 1), SERVER), (("::1", 1), SERVER)]
 )
-def test_ends_that_are_no_addresses_are_in_no_table(
-    peer: tuple[str, int] | None, server: tuple[str, int] | None
-) -> None:
+def test_non_ip_endpoints_have_no_owner(peer: tuple[str, int] | None, server: tuple[str, int] | None) -> None:
     assert owner(table(0), Credentials(None, peer, server, False)) is None
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_the_kernel_knows_a_real_connection(family: socket.AddressFamily, host: str) -> None:
+def test_owner_of_a_real_connection_is_found(family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family) as listener:
         try:
             listener.bind((host, 0))

@@ -1,4 +1,4 @@
-"""The admin API for any client: who may do what, what is accepted, and how errors are answered."""
+"""The admin API: roles, validation, and error responses."""
 
 import asyncio
 import base64
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import As, Changes, Idle, catalogue, services
+from tests.control.api.rig import As, Changes, Idle, catalogue, services
 
 from forebay.control.api.access import Credentials, KeyAuthenticator
 from forebay.control.api.app import ANSWERS, make_app
@@ -129,7 +129,7 @@ def test_unknown_callers_reach_open_operations_only(parts: Services) -> None:
         ("DELETE", "/v1/rollouts", b"", (405, "method_not_allowed", None)),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(
+def test_invalid_request_names_code_and_parameter(
     parts: Services, method: str, where: str, body: bytes, says: tuple[int, str, str | None]
 ) -> None:
     async def test(client: httpx.AsyncClient) -> None:
@@ -157,7 +157,7 @@ def test_the_authenticator_gets_the_host_that_the_client_named(parts: Services, 
     assert [(each.host, each.presented, each.read_only) for each in seen_credentials] == [(meant, b"Bearer x", True)]
 
 
-def test_a_method_that_is_not_there_is_told_which_are(parts: Services) -> None:
+def test_unsupported_method_lists_allowed_methods(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         answer = await client.put("/v1/registry/chat")
         assert answer.status_code == 405
@@ -166,7 +166,7 @@ def test_a_method_that_is_not_there_is_told_which_are(parts: Services) -> None:
     run(parts, test)
 
 
-def test_no_web_page_may_change_anything(parts: Services) -> None:
+def test_changes_with_an_origin_header_are_rejected(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for operation in OPERATIONS:
             answer = await client.request(operation.method, path(operation.path), headers={"origin": "http://evil"})
@@ -176,9 +176,7 @@ def test_no_web_page_may_change_anything(parts: Services) -> None:
     run(parts, test)
 
 
-def test_a_model_is_registered_approved_by_another_person_aliased_and_verified(
-    parts: Services, tmp_path: Path
-) -> None:
+def test_registry_workflow_from_registration_to_verification(parts: Services, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"weights")
     kept = catalogue(tmp_path, ApprovalRules(1, False))
 
@@ -234,7 +232,7 @@ def test_a_model_is_registered_approved_by_another_person_aliased_and_verified(
     run(parts, test)
 
 
-def test_only_a_signature_of_just_this_artifact_is_taken(parts: Services, tmp_path: Path) -> None:
+def test_only_valid_signatures_of_the_artifact_are_accepted(parts: Services, tmp_path: Path) -> None:
     """What is signed, who signed, the signature: changed anywhere it is refused, and nothing is noted."""
     (tmp_path / "model.bin").write_bytes(b"weights")
     publisher, other = own_signer(tmp_path / "publisher.pem"), own_signer(tmp_path / "other.pem")
@@ -270,7 +268,7 @@ def _flipped(content: bytes, place: int) -> str:
     return base64.b64encode(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]).decode()
 
 
-def test_a_cluster_file_is_applied_in_the_name_of_its_sender(parts: Services) -> None:
+def test_apply_and_reload_record_the_caller(parts: Services) -> None:
     changing = Changes([Reloaded((), (Change("name", "1", "2"),)), Reloaded(("line 1: bad",))])
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -288,7 +286,7 @@ def test_a_cluster_file_is_applied_in_the_name_of_its_sender(parts: Services) ->
     run(replace(parts, changing=changing), test)
 
 
-def test_a_store_that_is_down_is_named_and_hides_nothing_else(parts: Services) -> None:
+def test_store_outage_is_reported_and_status_still_works(parts: Services) -> None:
     def down() -> Any:
         raise StoreDown("postgresql://db/forebay cannot be reached")
 
@@ -304,7 +302,7 @@ def test_a_store_that_is_down_is_named_and_hides_nothing_else(parts: Services) -
     run(replace(parts, catalogue=broken), test)
 
 
-def test_more_work_than_threads_can_do_is_refused_and_none_is_lost() -> None:
+def test_full_thread_queue_rejects_work_and_loses_none() -> None:
     async def test() -> None:
         import threading
 
@@ -321,7 +319,7 @@ def test_more_work_than_threads_can_do_is_refused_and_none_is_lost() -> None:
     asyncio.run(test())
 
 
-def test_the_document_says_which_operations_ask_for_a_key(parts: Services) -> None:
+def test_openapi_document_marks_secured_operations(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         document = (await client.get("/openapi.json")).json()
         asked = {
@@ -334,7 +332,7 @@ def test_the_document_says_which_operations_ask_for_a_key(parts: Services) -> No
     run(parts, test)
 
 
-def test_a_mistake_of_ours_is_answered_as_one_and_noted_without_what_was_sent(parts: Services) -> None:
+def test_internal_error_is_journaled_and_hides_details_from_the_client(parts: Services) -> None:
     def broken() -> Any:
         raise ValueError("what is this?")
 
@@ -349,7 +347,7 @@ def test_a_mistake_of_ours_is_answered_as_one_and_noted_without_what_was_sent(pa
 
 
 @pytest.mark.parametrize("where", ["/v1/registry/a%00b", f"/v1/registry/{'x' * 200}", "/v1/rollouts/a%0Ab"])
-def test_what_cannot_be_a_name_is_the_name_of_nothing(parts: Services, where: str) -> None:
+def test_invalid_names_are_not_found(parts: Services, where: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert (await client.get(where)).status_code in (404, 409)
 

@@ -1,4 +1,4 @@
-"""API keys through the admin API: made, shown once, ended, replaced; every change is in the history."""
+"""API keys through the admin API: created, shown once, revoked, rotated; every change is in the history."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 
 from forebay.control.api.app import make_app
 from forebay.control.api.services import Services
@@ -50,7 +50,7 @@ def caller(folder: Path, key: str) -> Caller | Denied:
     return Admins(read_keys(folder / "admin-keys.json")).admit(key.encode(), wall_s())
 
 
-def test_a_key_of_a_tenant_is_made_replaced_and_ended(ask: Callable[..., None], tmp_path: Path) -> None:
+def test_tenant_key_is_created_rotated_and_revoked(ask: Callable[..., None], tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         made = (
             await client.post("/keys", json={"tenant": "team-a", "expires_s": 3600, "why": "asked for it"})
@@ -86,7 +86,7 @@ def test_a_key_of_a_tenant_is_made_replaced_and_ended(ask: Callable[..., None], 
     ask(test)
 
 
-def test_a_key_of_the_admin_api_is_of_a_person_with_a_role(ask: Callable[..., None], tmp_path: Path) -> None:
+def test_admin_key_belongs_to_a_named_caller_with_a_role(ask: Callable[..., None], tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         made = (await client.post("/keys", json={"name": "bob", "role": "operator"})).json()
         assert caller(tmp_path, made["key"]) == Caller("bob", Role.OPERATOR)
@@ -113,7 +113,7 @@ def test_a_key_of_the_admin_api_is_of_a_person_with_a_role(ask: Callable[..., No
         ("/aaaaaaaa/rotate", {}, (404, "key")),
     ],
 )
-def test_what_cannot_be_is_named_and_makes_no_key(
+def test_invalid_key_request_names_the_field_and_creates_no_key(
     ask: Callable[..., None], tmp_path: Path, where: str, body: dict[str, object], says: tuple[int, str]
 ) -> None:
     async def test(client: httpx.AsyncClient) -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_be_is_named_and_makes_no_key(
     ask(test)
 
 
-def test_while_the_store_is_down_no_key_changes(ask: Callable[..., None], tmp_path: Path) -> None:
+def test_no_key_changes_while_the_store_is_down(ask: Callable[..., None], tmp_path: Path) -> None:
     def down() -> object:
         raise StoreDown("the store cannot be reached")
 
@@ -140,7 +140,7 @@ def test_while_the_store_is_down_no_key_changes(ask: Callable[..., None], tmp_pa
     ask(test, catalogue=broken)
 
 
-def test_a_broken_file_is_named_and_kept(ask: Callable[..., None], tmp_path: Path) -> None:
+def test_corrupt_key_file_is_named_and_kept(ask: Callable[..., None], tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{")
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -153,14 +153,14 @@ def test_a_broken_file_is_named_and_kept(ask: Callable[..., None], tmp_path: Pat
     assert (tmp_path / "keys.json").read_text() == "{"
 
 
-def test_a_cluster_without_keys_says_so(ask: Callable[..., None]) -> None:
+def test_keys_without_tenancy_are_a_conflict(ask: Callable[..., None]) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert (await client.get("/keys")).status_code == 409
 
     ask(test, keys=None)
 
 
-def test_a_change_that_cannot_be_recorded_changes_no_key(tmp_path: Path) -> None:
+def test_change_that_cannot_be_recorded_leaves_keys_unchanged(tmp_path: Path) -> None:
     """Rotated, the old key would be gone, and nobody would have got the new one."""
     ring = KeyRing(("team-a",), tmp_path / "keys.json", tmp_path / "admin-keys.json")
     made = ring.create("ada", "admin", 1.0, None)

@@ -1,16 +1,16 @@
-"""Nodes through the admin API: who asks is who drains, and refusals come with their reason."""
+"""Nodes through the admin API: drains record the caller, and rejections have a reason."""
 
 import asyncio
 from pathlib import Path
 
 import httpx
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 from tests.control.health.test_health import Rig, unit
 
 from forebay.control.api.app import make_app
 
 
-def test_nodes_are_drained_and_undrained_in_the_name_of_the_caller(tmp_path: Path) -> None:
+def test_drain_and_undrain_record_the_caller_and_explain_rejections(tmp_path: Path) -> None:
     async def test() -> None:
         rig, idle = Rig(), Idle(tmp_path)
         idle.control.health = health = rig.health()

@@ -1,4 +1,4 @@
-"""Records of requests through the admin API: what is wrong is named, and no reading is without an end."""
+"""Request records through the admin API: invalid parameters are named, and every read is bounded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.test_records import decided, keep
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 
 from forebay.cli.records.reading import RecordFiles
 from forebay.control.api.app import make_app
@@ -61,14 +61,14 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
         ("POST", "/v1/audit/verify", b'{"folder": "/"}', "folder"),
     ],
 )
-def test_what_is_wrong_is_named(parts: Services, method: str, where: str, body: bytes, param: str) -> None:
+def test_invalid_parameter_is_named(parts: Services, method: str, where: str, body: bytes, param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.request(method, where, content=body)) == (400, "invalid_request", param)
 
     run(parts, test)
 
 
-def test_usage_without_a_tenant_is_not_that_of_all_tenants(parts: Services) -> None:
+def test_empty_tenant_selects_usage_without_tenant(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for query, requests in (("", [1, 1]), ("?tenant=", [1]), ("?tenant=acme", [1]), ("?since=2999-01-01", [])):
             rows = (await client.get(f"/v1/usage{query}")).json()["rows"]
@@ -77,7 +77,7 @@ def test_usage_without_a_tenant_is_not_that_of_all_tenants(parts: Services) -> N
     run(parts, test)
 
 
-def test_a_sum_that_is_too_long_is_refused_and_not_cut(parts: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_with_too_many_rows_is_rejected(parts: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "USAGE_ROWS_MAX", 1)
 
     async def test(client: httpx.AsyncClient) -> None:
@@ -87,7 +87,9 @@ def test_a_sum_that_is_too_long_is_refused_and_not_cut(parts: Services, monkeypa
     run(parts, test)
 
 
-def test_reading_ends_with_its_time_and_with_the_cluster(parts: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_records_stops_at_the_time_limit_and_at_shutdown(
+    parts: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stops(stage: str, done: int, total: int | None) -> None:
         raise Refusal(Code.DRAINING, "the cluster stops.")
 
@@ -106,7 +108,7 @@ def test_reading_ends_with_its_time_and_with_the_cluster(parts: Services, monkey
     run(parts, long)
 
 
-def test_files_that_cannot_be_read_are_named(parts: Services, tmp_path: Path) -> None:
+def test_unreadable_record_files_are_reported(parts: Services, tmp_path: Path) -> None:
     for name in ("decisions-00000002.log", "usage-2026-01-01.json", "audit-00000002.jsonl"):
         (tmp_path / "records/gateway-0" / name).mkdir()
 
@@ -119,7 +121,7 @@ def test_files_that_cannot_be_read_are_named(parts: Services, tmp_path: Path) ->
     run(parts, test)
 
 
-def test_a_cluster_without_records_says_so(parts: Services) -> None:
+def test_records_disabled_is_a_conflict(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for method, where in WHERE:
             assert problem(await client.request(method, where))[:2] == (409, "conflict")

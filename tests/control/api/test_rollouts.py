@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.control.api.stand import As, Changes, catalogue
+from tests.control.api.rig import As, Changes, catalogue
 from tests.control.deploying.rig import Rig, controlled, inline, play
 from tests.control.deploying.world import NEW, OLD, FaultyStore, World
 
@@ -52,7 +52,7 @@ async def deployed(client: httpx.AsyncClient, **body: object) -> dict[str, Any]:
     return document
 
 
-def test_a_revision_is_rolled_out_step_by_step_in_the_name_of_the_caller(tmp_path: Path) -> None:
+def test_rollout_steps_are_reported_and_record_the_caller(tmp_path: Path) -> None:
     async def test(rig: Rig, client: httpx.AsyncClient) -> None:
         begun = await deployed(client)
         assert (begun["id"], begun["stable"], begun["canary"]) == ("chat:1", OLD, NEW)
@@ -93,7 +93,7 @@ def test_a_revision_is_rolled_out_step_by_step_in_the_name_of_the_caller(tmp_pat
     tried(tmp_path, test)
 
 
-def test_people_can_pause_resume_and_end_it_and_are_told_when_they_cannot(tmp_path: Path) -> None:
+def test_rollout_can_be_paused_resumed_and_aborted(tmp_path: Path) -> None:
     async def test(rig: Rig, client: httpx.AsyncClient) -> None:
         assert (await client.post("/rollouts/chat:1/abort")).status_code == 404
         await deployed(client)
@@ -113,7 +113,7 @@ def test_people_can_pause_resume_and_end_it_and_are_told_when_they_cannot(tmp_pa
     tried(tmp_path, test)
 
 
-def test_what_cannot_be_rolled_out_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_invalid_deploy_is_rejected_with_the_reason(tmp_path: Path) -> None:
     async def test(rig: Rig, client: httpx.AsyncClient) -> None:
         for body, param in (({"revision": "none"}, "revision"), ({"revision": "old"}, "revision")):
             answer = await client.post("/models/chat/deploy", json={**body, "plan": PLAN})
@@ -124,7 +124,7 @@ def test_what_cannot_be_rolled_out_is_refused_with_the_reason(tmp_path: Path) ->
     tried(tmp_path, test)
 
 
-def test_a_store_that_is_down_is_said_so_and_what_is_under_way_is_still_shown(tmp_path: Path) -> None:
+def test_store_outage_rejects_commands_but_shows_the_current_rollout(tmp_path: Path) -> None:
     async def test(rig: Rig, client: httpx.AsyncClient) -> None:
         store = rig.world.store
         assert isinstance(store, FaultyStore)

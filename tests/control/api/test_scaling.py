@@ -7,7 +7,7 @@ from tests.control.deploying.world import World
 from tests.control.scaling.rig import Scaling, controlled, plan_of, play
 
 
-def test_people_see_why_and_say_how_many(tmp_path: Path) -> None:
+def test_scaling_can_be_explained_and_set(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(1)
         async with served(it.rig, tmp_path) as client:
@@ -36,7 +36,7 @@ def test_people_see_why_and_say_how_many(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_what_cannot_be_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_scaling_request_names_the_field(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world)) as it, served(it.rig, tmp_path) as client:
             await it.has(1)
@@ -51,7 +51,7 @@ def test_what_cannot_be_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_a_model_that_waits_for_its_first_request_is_no_reason_to_be_unready(tmp_path: Path) -> None:
+def test_on_demand_model_at_zero_replicas_keeps_the_cluster_ready(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, {"max": 2, "min": 0}, replicas=0)) as it:
             await it.has(0)

@@ -1,4 +1,4 @@
-"""Uploads through the admin API: whatever a client says, nothing is registered but the files that it named."""
+"""Uploads through the admin API: whatever a client sends, only the announced files are registered."""
 
 import asyncio
 import hashlib
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 
 from forebay.cli.registry.served import catalogue_of
 from forebay.control.api.app import make_app
@@ -58,7 +58,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
     return answer.status_code, error["code"], error["param"]
 
 
-def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts: Services, tmp_path: Path) -> None:
+def test_upload_is_announced_sent_and_registered_with_its_caller(parts: Services, tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         said = (await client.post("/v1/uploads", json={"files": [FILE], "lone": False})).json()
         one = {"sha256": DIGEST, "size_bytes": len(WEIGHTS), "have_bytes": 0}
@@ -89,7 +89,7 @@ def test_files_are_announced_sent_and_registered_and_the_history_says_who(parts:
     "path",
     ["../evil", "/etc/passwd", "a/../../evil", "a//b", "./a", "", "a\u0000b", "a\nb", ".", "..", "a/", "x" * 1025],
 )
-def test_a_path_that_leads_out_is_refused(parts: Services, tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_folder_are_rejected(parts: Services, tmp_path: Path, path: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for body, where in (({"files": [{**FILE, "path": path}]}, "/v1/uploads"),
                             (upload(files=[{**FILE, "path": path}]), "/v1/registry/chat")):  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_path_that_leads_out_is_refused(parts: Services, tmp_path: Path, path:
         ({"files": [{"path": "a"}]}, "files[0].size_bytes"),
     ],
 )
-def test_files_that_cannot_be_are_named(parts: Services, body: dict[str, Any], param: str) -> None:
+def test_invalid_file_list_names_the_field(parts: Services, body: dict[str, Any], param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.post("/v1/uploads", json=body)) == (400, "invalid_request", param)
 
@@ -135,7 +135,7 @@ def test_files_that_cannot_be_are_named(parts: Services, body: dict[str, Any], p
         ({**upload(), "source": "s3://a/b"}, "source"),
     ],
 )
-def test_an_upload_that_cannot_be_is_named(parts: Services, body: dict[str, Any], param: str) -> None:
+def test_invalid_upload_names_the_field(parts: Services, body: dict[str, Any], param: str) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         assert problem(await client.post("/v1/registry/chat", json=body)) == (400, "invalid_request", param)
 
@@ -155,7 +155,7 @@ def test_an_upload_that_cannot_be_is_named(parts: Services, body: dict[str, Any]
         ("/v1/uploads/..%2f..%2fevil", place(), (404, "not_found", None)),
     ],
 )
-def test_a_part_that_cannot_be_is_refused(
+def test_invalid_part_is_rejected(
     parts: Services, tmp_path: Path, where: str, query: dict[str, int], says: tuple[int, str, str | None]
 ) -> None:
     async def test(client: httpx.AsyncClient) -> None:
@@ -165,7 +165,7 @@ def test_a_part_that_cannot_be_is_refused(
     assert [each for each in (tmp_path / "home").rglob("*") if each.is_file() and each.stat().st_size] == []
 
 
-def test_a_part_is_no_longer_than_any_body(parts: Services) -> None:
+def test_part_size_is_limited_to_the_body_limit(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         long = await client.put(PART, params=place(size=2**30), content=bytes(BODY_BYTES_MAX + 1))
         assert problem(long) == (413, "body_too_large", None)
@@ -173,7 +173,7 @@ def test_a_part_is_no_longer_than_any_body(parts: Services) -> None:
     run(parts, test)
 
 
-def test_wrong_content_is_named_by_its_path_and_registers_nothing(parts: Services) -> None:
+def test_digest_mismatch_names_the_path_and_registers_nothing(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         await client.put(PART, params=place(), content=WEIGHTS[::-1])
         answer = await client.post("/v1/registry/chat", json=upload())
@@ -186,7 +186,7 @@ def test_wrong_content_is_named_by_its_path_and_registers_nothing(parts: Service
     run(parts, test)
 
 
-def test_what_no_engine_runs_is_refused_by_its_own_name_and_need_not_be_sent_again(parts: Services) -> None:
+def test_upload_without_engine_is_rejected_and_its_files_are_kept(parts: Services) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         await client.put(PART, params=place(), content=WEIGHTS)
         answer = await client.post("/v1/registry/chat", content=json.dumps({**upload(), "engine": None}))

@@ -1,4 +1,4 @@
-"""What an A/B test ends with, through the whole of control: how different two revisions are, and an interval."""
+"""A/B tests through the whole of control: effect sizes with confidence intervals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def effects(folder: Path, slowness: float, errors: float) -> tuple[dict[str, Eff
 
 
 @pytest.mark.parametrize("slowness", [1.0, 1.5, 0.7])
-def test_an_ab_test_ends_with_an_interval_that_holds_the_truth(tmp_path: Path, slowness: float) -> None:
+def test_ab_confidence_interval_contains_the_true_ratio(tmp_path: Path, slowness: float) -> None:
     early, late = effects(tmp_path, slowness, errors=0.0)
     for metric in ("latency", "ttft", "tpot"):
         assert (early[metric].low, early[metric].high) == (0.0, float("inf"))
@@ -50,7 +50,7 @@ def test_an_ab_test_ends_with_an_interval_that_holds_the_truth(tmp_path: Path, s
         assert (late[metric].low > 1.0) == (slowness > 1.0)
 
 
-def test_errors_have_an_interval_too(tmp_path: Path) -> None:
+def test_ab_errors_have_a_confidence_interval(tmp_path: Path) -> None:
     _, late = effects(tmp_path, 1.0, errors=0.05)
     assert late["errors"].kind == "odds ratio"
     assert late["errors"].low > 1.0

@@ -1,4 +1,4 @@
-"""Units, control and the store fail, and people want this and that, in any order: in the end all agree."""
+"""Random failures of units, control and the store with random commands: in the end all state agrees."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from tests.control.deploying.rig import Rig, play, started
-from tests.control.deploying.test_killed import COURSES, EASY
+from tests.control.deploying.test_control_kills import COURSES, EASY
 from tests.control.deploying.world import World, revision, wait
 
 from forebay.control.deploying import DeployRefused, RolloutRequest
@@ -142,7 +142,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_in_the_end_all_agree(tmp_path: Path, seed: int) -> None:
+def test_store_history_and_replicas_converge_after_random_failures(tmp_path: Path, seed: int) -> None:
     async def test(world: World) -> None:
         chaos = Chaos(world, seed)
         await chaos.run()

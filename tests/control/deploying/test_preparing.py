@@ -1,4 +1,4 @@
-"""Bringing revisions to the machine: what goes wrong is tried again, soon at first."""
+"""Preparing revisions on the machine: failures are retried with backoff."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class Shelf:
         raise DeployRefused("a chunk has another digest")
 
 
-def test_a_failed_preparation_is_tried_again_soon_and_then_ever_more_rarely() -> None:
+def test_failed_preparation_is_retried_with_backoff() -> None:
     pauses: list[float] = []
     notes: list[tuple[str, str]] = []
 

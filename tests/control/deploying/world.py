@@ -1,4 +1,4 @@
-"""What goes on whoever is control: units in memory, gateways that obey the snapshot, a store that can fail."""
+"""The world outside control: in-memory units, gateways that follow the snapshot, a store that can fail."""
 
 import asyncio
 from collections import Counter

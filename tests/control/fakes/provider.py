@@ -1,4 +1,4 @@
-"""Units as values with scripted behaviour: what control does can be tried without starting a process."""
+"""In-memory units with scripted behaviour, to test control without starting processes."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Health under control: what devices report becomes what may run where, also with hanging sources and no store."""
+"""Device health under control: readings become placement restrictions, with hanging sources and no store too."""
 
 import asyncio
 import threading
@@ -124,7 +124,7 @@ def routes(*slots: str) -> tuple[ModelRoutes, ...]:
     return (ModelRoutes("chat", Task.CHAT, Policy.CPR, "r", 10, 1.0, replicas),)
 
 
-def test_a_device_that_needs_a_reset_is_excluded_told_stored_and_known_after_a_restart() -> None:
+def test_device_needing_reset_is_quarantined_across_restarts() -> None:
     async def story(rig: Rig) -> None:
         health = rig.health()
         await health.begin()
@@ -148,7 +148,7 @@ def test_a_device_that_needs_a_reset_is_excluded_told_stored_and_known_after_a_r
     play(story)
 
 
-def test_an_error_of_what_ran_there_condemns_the_replicas_on_that_device_and_no_others() -> None:
+def test_application_error_condemns_only_replicas_on_that_device() -> None:
     async def story(rig: Rig) -> None:
         rig.source.now = (FINE, replace(FINE, device="gpu-1"))
         health = rig.health()
@@ -174,7 +174,7 @@ def test_an_error_of_what_ran_there_condemns_the_replicas_on_that_device_and_no_
     play(story)
 
 
-def test_slow_devices_weigh_less_and_a_replica_weighs_what_its_slowest_device_does() -> None:
+def test_replica_weight_is_that_of_its_slowest_device() -> None:
     async def story(rig: Rig) -> None:
         slow = replace(FINE, throttles=(Throttle.HEAT,), clock_mhz=500.0, clock_max_mhz=1000.0)
         rig.source.now = (slow, replace(FINE, device="gpu-1"))
@@ -197,7 +197,7 @@ def test_slow_devices_weigh_less_and_a_replica_weighs_what_its_slowest_device_do
     play(story)
 
 
-def test_a_source_that_fails_or_hangs_changes_nothing_is_told_once_and_when_it_is_back() -> None:
+def test_failing_source_keeps_state_and_is_reported_once() -> None:
     async def story(rig: Rig) -> None:
         health = rig.health()
         await health.begin()
@@ -230,7 +230,7 @@ def test_a_source_that_fails_or_hangs_changes_nothing_is_told_once_and_when_it_i
     play(story)
 
 
-def test_a_hanging_driver_is_not_asked_again_until_it_comes_back() -> None:
+def test_hanging_driver_is_not_polled_again_until_it_returns() -> None:
     async def story(rig: Rig) -> None:
         free, asked = threading.Event(), []
 
@@ -256,7 +256,7 @@ def test_a_hanging_driver_is_not_asked_again_until_it_comes_back() -> None:
     play(story)
 
 
-def test_whatever_a_drivers_library_raises_is_no_news_of_devices() -> None:
+def test_driver_exception_leaves_device_state_unchanged() -> None:
     async def story(rig: Rig) -> None:
         class Broken(Told):
             def readings(self) -> tuple[DeviceReading, ...]:
@@ -278,7 +278,7 @@ def test_whatever_a_drivers_library_raises_is_no_news_of_devices() -> None:
     play(story)
 
 
-def test_a_node_is_drained_with_a_reason_until_it_is_undrained() -> None:
+def test_drain_lasts_until_undrain_and_survives_restarts() -> None:
     async def story(rig: Rig) -> None:
         rig.nodes = (NodeSettings(name="a"), NodeSettings(name="b"))
         health = rig.health()
@@ -302,7 +302,7 @@ def test_a_node_is_drained_with_a_reason_until_it_is_undrained() -> None:
     play(story)
 
 
-def test_a_node_whose_replicas_fit_nowhere_else_is_not_drained_unless_forced() -> None:
+def test_drain_without_room_elsewhere_requires_force() -> None:
     async def story(rig: Rig) -> None:
         health = rig.health()
         await health.begin()
@@ -323,7 +323,7 @@ def test_a_node_whose_replicas_fit_nowhere_else_is_not_drained_unless_forced() -
     play(story)
 
 
-def test_a_person_releases_a_device_unless_what_is_wrong_is_still_there() -> None:
+def test_device_cannot_be_released_while_its_fault_persists() -> None:
     async def story(rig: Rig) -> None:
         rig.source.now = (replace(FINE, remap_failed=True), replace(FINE, device="gpu-1"))
         health = rig.health()
@@ -342,7 +342,7 @@ def test_a_person_releases_a_device_unless_what_is_wrong_is_still_there() -> Non
     play(story)
 
 
-def test_with_the_store_down_all_goes_on_in_memory_and_is_written_down_later() -> None:
+def test_store_outage_keeps_health_in_memory_and_writes_later() -> None:
     async def story(rig: Rig) -> None:
         rig.store.down = True
         health = rig.health()
@@ -363,7 +363,7 @@ def test_with_the_store_down_all_goes_on_in_memory_and_is_written_down_later() -
     play(story)
 
 
-def test_what_was_stored_and_could_not_be_read_before_is_taken_up_and_news_go_before_it() -> None:
+def test_state_read_after_an_outage_is_merged_and_newer_changes_win() -> None:
     async def story(rig: Rig) -> None:
         first = rig.health()
         await first.begin()
@@ -392,7 +392,7 @@ def test_what_was_stored_and_could_not_be_read_before_is_taken_up_and_news_go_be
     play(story)
 
 
-def test_a_conflicting_write_is_repeated() -> None:
+def test_conflicting_write_is_retried() -> None:
     async def story(rig: Rig) -> None:
         health = rig.health()
         await health.begin()
@@ -405,7 +405,7 @@ def test_a_conflicting_write_is_repeated() -> None:
     play(story)
 
 
-def test_devices_belong_to_the_node_that_declares_them_and_slices_have_what_their_gpu_says() -> None:
+def test_devices_map_to_declaring_nodes_and_slices_inherit_from_their_gpu() -> None:
     async def story(rig: Rig) -> None:
         gpus = (GpuSettings(id="gpu-1", memory_gib=24),)
         rig.nodes = (NodeSettings(name="a"), NodeSettings(name="b", gpus=gpus))
@@ -425,7 +425,7 @@ def test_devices_belong_to_the_node_that_declares_them_and_slices_have_what_thei
     play(story)
 
 
-def test_it_looks_again_and_again_and_wakes_control_when_something_is_out() -> None:
+def test_health_loop_survives_errors_and_wakes_control() -> None:
     async def story(rig: Rig) -> None:
         health, woken = rig.health(), asyncio.Event()
         await health.begin()
@@ -441,7 +441,7 @@ def test_it_looks_again_and_again_and_wakes_control_when_something_is_out() -> N
 
 
 @pytest.mark.slow
-def test_documents_of_nodes_are_kept_with_their_events_in_a_real_store(tmp_path: Path) -> None:
+def test_node_documents_and_events_are_stored_together(tmp_path: Path) -> None:
     records = Documents(
         NODES, lambda: open_store(f"sqlite:///{tmp_path / 'forebay.db'}"), "c", (tmp_path / "forebay.db").exists
     )

@@ -1,4 +1,4 @@
-"""Health in control's rounds: who is hit by an error is replaced, and gateways hear how slow the others are."""
+"""Health in control's rounds: replicas hit by an error are replaced, and slow ones published with a weight."""
 
 import asyncio
 from dataclasses import replace
@@ -20,7 +20,7 @@ def on(slot: Slot, device: str) -> Slot:
 
 
 @pytest.mark.slow
-def test_a_hit_replica_is_replaced_and_a_slow_one_is_published_with_its_weight(tmp_path: Path) -> None:
+def test_control_replaces_condemned_replicas_and_publishes_weights(tmp_path: Path) -> None:
     async def test() -> None:
         rig = Rig()
         slow = replace(FINE, device="gpu-1", throttles=(Throttle.HEAT,), clock_mhz=600.0, clock_max_mhz=1000.0)

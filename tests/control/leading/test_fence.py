@@ -1,4 +1,4 @@
-"""The fence of a run folder: who is behind it starts, stops, finds and publishes nothing, and starts no unit late."""
+"""The fence of a run folder: behind it nothing is started, stopped, observed, published or started late."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ def fenced(folder: Path, epoch: int) -> LocalProvider:
     return LocalProvider(folder, COMMANDS, {}, fence=Fence(folder / "epochs", epoch))
 
 
-def test_a_fence_only_rises_and_older_epochs_are_fenced_off(tmp_path: Path) -> None:
+def test_fence_only_rises_and_blocks_older_epochs(tmp_path: Path) -> None:
     old, new = Fence(tmp_path / "epochs", 5), Fence(tmp_path / "epochs", 9)
     assert height(tmp_path / "epochs") == 0
     with pytest.raises(Fenced, match="epoch 0"):
@@ -44,7 +44,7 @@ def test_a_fence_only_rises_and_older_epochs_are_fenced_off(tmp_path: Path) -> N
     assert height(tmp_path / "epochs") == 9
 
 
-def test_a_unit_is_claimed_once_by_its_process_or_by_giving_it_up(tmp_path: Path) -> None:
+def test_unit_can_be_claimed_or_voided_only_once(tmp_path: Path) -> None:
     command = claiming(tmp_path, ["/bin/echo", "it runs"])
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (first.returncode, first.stdout) == (0, "it runs\n")
@@ -60,7 +60,7 @@ def test_a_unit_is_claimed_once_by_its_process_or_by_giving_it_up(tmp_path: Path
     assert subprocess.run(gone, capture_output=True, check=False).stdout == b""
 
 
-def test_a_deposed_provider_does_nothing_and_the_new_one_adopts_what_runs(folder: Path) -> None:
+def test_deposed_provider_is_fenced_and_the_new_one_adopts_units(folder: Path) -> None:
     async def main() -> None:
         old, new = fenced(folder, 1), fenced(folder, 2)
         Fence(folder / "epochs", 1).raise_up()
@@ -83,7 +83,7 @@ def test_a_deposed_provider_does_nothing_and_the_new_one_adopts_what_runs(folder
     asyncio.run(main())
 
 
-def test_a_start_begun_before_another_control_took_over_never_happens(folder: Path) -> None:
+def test_start_pending_at_takeover_never_runs(folder: Path) -> None:
     async def main() -> None:
         own = folder / "units" / "chat-0.g1"
         own.mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_a_start_begun_before_another_control_took_over_never_happens(folder: Pa
     asyncio.run(main())
 
 
-def test_a_snapshot_of_a_newer_epoch_is_not_written_over(tmp_path: Path) -> None:
+def test_snapshot_of_a_newer_epoch_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     old, new = SnapshotFile(path, 1), SnapshotFile(path, 2)
     assert old.write(())

@@ -1,4 +1,4 @@
-"""What a control says that does not lead: who does, and that other things have to be asked there."""
+"""A control that does not lead: it names the leader and rejects operations that only the leader serves."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import msgspec
 from rich.console import Console
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 
 from forebay.cli.view.status import view
 from forebay.control.api.app import make_app
@@ -37,7 +37,7 @@ class Followed:
         return store
 
 
-def test_one_leads_and_the_other_one_names_it_until_its_turn_comes(tmp_path: Path) -> None:
+def test_follower_names_the_leader_until_it_is_elected(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/a.db")
     said: list[str] = []
     a, b = (
@@ -75,7 +75,7 @@ def test_one_leads_and_the_other_one_names_it_until_its_turn_comes(tmp_path: Pat
     store.close()
 
 
-def test_a_term_whose_lease_cannot_be_renewed_pauses_and_goes_on(tmp_path: Path) -> None:
+def test_term_pauses_while_its_lease_cannot_be_renewed(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/a.db")
     time, down = [0.0], [False]
 
@@ -103,7 +103,7 @@ def test_a_term_whose_lease_cannot_be_renewed_pauses_and_goes_on(tmp_path: Path)
     store.close()
 
 
-def test_all_but_what_is_in_the_store_is_refused_with_the_url_of_the_leader(tmp_path: Path) -> None:
+def test_follower_rejects_leader_operations_with_the_leader_url(tmp_path: Path) -> None:
     rig = Idle(tmp_path)
     rig.control.leading = Followed()
 
@@ -158,5 +158,5 @@ def test_metrics_report_the_leader_at_scrape_time(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_is_answered_anywhere_is_in_the_api() -> None:
+def test_operations_served_by_followers_exist() -> None:
     assert {*LEAST, *OPEN} >= ANYWHERE

@@ -1,4 +1,4 @@
-"""Plans whose slots get places: what runs stays, what must go goes, and what has no place says why."""
+"""Placing the slots of a plan: running units stay, excluded ones move, and unplaceable ones say why."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,7 @@ def spots(plan: Plan) -> dict[str, str]:
 TWO = (NodeSettings(name="a", cpus="0-1", memory_gib=4, launcher=("nice",)), NodeSettings(name="b", memory_gib=4))
 
 
-def test_without_nodes_everything_is_on_this_machine_until_its_memory_is_full() -> None:
+def test_without_nodes_replicas_fill_the_local_machine() -> None:
     world = World()
     plan = world.placed(model("chat", 3, spare=True))
     assert spots(plan) == {"chat-0": "local", "chat-1": "local", "chat-2": "waits"}
@@ -97,7 +97,7 @@ def test_without_nodes_everything_is_on_this_machine_until_its_memory_is_full() 
     assert world.placer.note("chat-2") == chat.slots[2].waits
 
 
-def test_a_slot_gets_what_its_node_says_and_another_digest_with_it() -> None:
+def test_node_settings_apply_to_slots_and_change_their_digest() -> None:
     world = World(TWO)
     first, second = world.placed(model("chat", 2)).slots
     assert isinstance(first.spec, WorkerSpec)
@@ -119,14 +119,14 @@ def test_the_same_plan_gives_the_same_objects() -> None:
     assert all(a is b for a, b in zip(first.slots, second.slots, strict=True))
 
 
-def test_what_runs_stays_after_a_restart_of_control() -> None:
+def test_running_units_keep_their_place_after_a_restart() -> None:
     plan = World(TWO).placed(model("chat", 1, strategy="pack"), model("embed", 1))
     units = tuple(map(unit, plan.slots))
     again = World(TWO).placed(model("embed", 1), model("chat", 1), units=units)
     assert {slot.id: slot.digest for slot in again.slots} == {slot.id: slot.digest for slot in plan.slots}
 
 
-def test_a_drained_node_is_left_for_another_one_if_there_is_one() -> None:
+def test_replicas_leave_a_drained_node_if_another_has_room() -> None:
     world, chat = World(TWO), model("chat", 1, spare=True)
     before = world.placed(chat)
     units = tuple(map(unit, before.slots))
@@ -145,7 +145,7 @@ def test_a_drained_node_is_left_for_another_one_if_there_is_one() -> None:
     assert world.placer.without("b") == ()
 
 
-def test_a_drain_is_told_of_what_fits_nowhere_else() -> None:
+def test_drain_reports_replicas_that_fit_nowhere_else() -> None:
     world, both = World(TWO), (model("chat", 1), model("embed", 1))
     units = tuple(map(unit, world.placed(*both).slots))
     world.placed(*both, units=units)
@@ -154,7 +154,7 @@ def test_a_drain_is_told_of_what_fits_nowhere_else() -> None:
     )
 
 
-def test_a_unit_that_leaves_keeps_its_room_from_others_but_not_from_its_own_slot() -> None:
+def test_leaving_unit_reserves_its_room_for_its_own_slot() -> None:
     world = World((TWO[0],))
     (slot,) = world.placed(model("chat", 1)).slots
     state = State((SlotState("chat-0", 0.0, generation=1, leaving=(Leaving(1, 9.0, ""),)),))
@@ -162,7 +162,7 @@ def test_a_unit_that_leaves_keeps_its_room_from_others_but_not_from_its_own_slot
     assert spots(world.placed(model("embed", 1), units=(unit(slot),), state=state)) == {"embed-0": "waits"}
 
 
-def test_a_slot_that_only_repeats_what_runs_is_left_as_it_is() -> None:
+def test_slot_matching_a_running_unit_is_unchanged() -> None:
     world, chat = World(TWO), model("chat", 1)
     kept = ObservedUnit("chat-0", 1, Kind.REPLICA, chat.slots[0].digest, 5.0, True, node="b", memory_bytes=4 * GIB)
     plan = world.placed(chat, model("embed", 1), units=(kept,))
@@ -191,7 +191,7 @@ GPUS = (
         ({"gpus": 1, "mig": "1g.5gb"}, {"chat-0": "waits", "chat-1": "waits"}, 0),
     ],
 )
-def test_gpus_are_given_whole_or_in_parts(
+def test_gpus_are_assigned_whole_or_fractionally(
     placement: dict[str, object], expected: dict[str, str], device_gib: int
 ) -> None:
     plan = World(GPUS).placed(model("chat", 2, spare=False, **placement))
@@ -199,7 +199,7 @@ def test_gpus_are_given_whole_or_in_parts(
     assert plan.slots[0].device_bytes == device_gib * GIB
 
 
-def test_what_other_programs_use_of_a_gpu_is_not_given_away() -> None:
+def test_gpu_memory_used_by_other_programs_is_not_assigned() -> None:
     chat = model("chat", 1, gpus=1)
     world = World(GPUS, readings={"GPU-0": DeviceReading("GPU-0", "a", memory_used_bytes=20 * GIB)})
     (slot,) = world.placed(chat).slots
@@ -209,7 +209,7 @@ def test_what_other_programs_use_of_a_gpu_is_not_given_away() -> None:
     assert world.placer.nodes[0].devices[1].foreign_bytes == 0, "that is its own"
 
 
-def test_gpus_that_a_source_finds_are_used_if_the_file_names_none() -> None:
+def test_discovered_gpus_are_used_when_none_are_configured() -> None:
     def reading(id: str, index: int, **more: object) -> DeviceReading:
         return replace(DeviceReading(id, "", index, memory_bytes=20 * GIB), **more)  # type: ignore[arg-type]
 
@@ -233,7 +233,7 @@ def test_gpus_that_a_source_finds_are_used_if_the_file_names_none() -> None:
     assert world.placer.note("chat-0").startswith("GPU 1 of local is quarantined: XID 79; it stays")
 
 
-def test_slices_that_the_file_names_take_the_place_of_their_gpu() -> None:
+def test_configured_mig_slices_replace_their_gpu() -> None:
     gpu = {"memory_gib": 40, "mig": [{"id": "MIG-1", "profile": "1g.10gb", "memory_gib": 10}]}
     world = World((NodeSettings.model_validate({"name": "a", "gpus": [gpu]}),))
     assert spots(world.placed(model("chat", 1, gpus=1, memory_gib=9))) == {"chat-0": "a:MIG-1"}
@@ -241,7 +241,7 @@ def test_slices_that_the_file_names_take_the_place_of_their_gpu() -> None:
     assert waits == "", "a slice of its own is a device of its own"
 
 
-def test_cores_of_its_own_are_remembered_by_what_runs() -> None:
+def test_assigned_cores_are_kept_by_running_units() -> None:
     world, chat = World(), model("chat", 2, cpus=2)
     plan = world.placed(chat)
     cores = [slot.spec.cpus for slot in plan.slots if isinstance(slot.spec, WorkerSpec)]
@@ -251,7 +251,7 @@ def test_cores_of_its_own_are_remembered_by_what_runs() -> None:
     assert again.slots[0].digest == plan.slots[0].digest
 
 
-def test_a_node_that_is_not_declared_any_more_is_left_if_there_is_another() -> None:
+def test_replicas_leave_a_removed_node_if_another_has_room() -> None:
     world, chat = World(TWO), model("chat", 1)
     before = world.placed(chat)
     units = tuple(map(unit, before.slots))
@@ -265,7 +265,7 @@ def test_a_node_that_is_not_declared_any_more_is_left_if_there_is_another() -> N
     assert spots(world.placed(model("embed", 1), units=units)) == {"embed-0": "b"}
 
 
-def test_what_replicas_really_use_counts_and_is_told_of_if_it_is_far_more() -> None:
+def test_measured_memory_counts_and_large_underestimates_are_reported() -> None:
     told = []
     world = World((TWO[1],))
     world.placer = Placer(MACHINE, world.estimate, note=lambda kind, text: told.append((kind, text)))
@@ -294,7 +294,7 @@ def test_what_replicas_really_use_counts_and_is_told_of_if_it_is_far_more() -> N
     assert (row.name, row.memory_bytes, row.memory_taken_bytes) == ("b", 4 * GIB, shown.memory_bytes)
 
 
-def test_rows_show_devices_and_what_leaves() -> None:
+def test_rows_show_devices_and_leaving_replicas() -> None:
     world, chat = World(GPUS), model("chat", 1, gpus=1)
     world.excluded = Excluded(devices={"GPU-1": "quarantined: XID 48"})
     (slot,) = world.placed(chat).slots

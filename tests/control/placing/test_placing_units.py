@@ -1,4 +1,4 @@
-"""Two nodes of one machine, for real: cores, launchers, and what becomes of units whose node is drained."""
+"""Two nodes of one machine, for real: cores, launchers, and units of a drained node."""
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ def with_provider(folder: Path, test: Callable[[LocalProvider], Awaitable[None]]
     run(whole)
 
 
-def test_replicas_run_on_the_cores_and_under_the_launcher_of_their_node(folder: Path) -> None:
+def test_replicas_use_the_cores_and_launcher_of_their_node(folder: Path) -> None:
     async def test() -> None:
         provider = local(folder, PATH)
         async with controlled(
@@ -109,7 +109,7 @@ def provider_node(units: object) -> set[str]:
     return {unit.node for unit in units.values() if unit.alive}
 
 
-def test_what_has_no_place_waits_with_the_reason_until_there_is_one(folder: Path) -> None:
+def test_unplaceable_replica_waits_with_the_reason(folder: Path) -> None:
     async def test() -> None:
         excluded = {"now": Excluded(nodes={"b": "drained"})}
         wanted = on_nodes(folder, replica("m-0"), replica("m-1"))
@@ -124,7 +124,7 @@ def test_what_has_no_place_waits_with_the_reason_until_there_is_one(folder: Path
     run(test)
 
 
-def test_a_mistake_of_placement_leaves_what_runs_alone(folder: Path) -> None:
+def test_placement_error_leaves_running_units_alone(folder: Path) -> None:
     async def test() -> None:
         excluded = {"now": Excluded()}
         wanted = on_nodes(folder, replica("m-0"))
@@ -139,7 +139,7 @@ def test_a_mistake_of_placement_leaves_what_runs_alone(folder: Path) -> None:
     run(test)
 
 
-def test_a_launcher_that_is_nowhere_is_told_and_nothing_started(folder: Path) -> None:
+def test_missing_launcher_is_reported_and_starts_nothing(folder: Path) -> None:
     async def test(provider: LocalProvider) -> None:
         with pytest.raises(ProviderError, match=r"the launcher `no-such-program` is not in .*: see `launcher`"):
             await provider.place(placed(replica(), "no-such-program", "-x"), 1)
@@ -150,7 +150,7 @@ def test_a_launcher_that_is_nowhere_is_told_and_nothing_started(folder: Path) ->
     with_provider(folder, test)
 
 
-def test_a_launcher_that_stays_before_its_unit_is_ended_and_blamed(folder: Path) -> None:
+def test_launcher_that_does_not_exec_is_killed_and_reported(folder: Path) -> None:
     async def test(provider: LocalProvider) -> None:
         await provider.place(placed(replica(), "sh", "-c", '"$@"; true', "sh"), 1)
         unit = await wait_for(provider, "chat-0", lambda u: not u.alive)
@@ -174,7 +174,7 @@ def test_a_unit_sees_its_devices_and_no_others(folder: Path) -> None:
     with_provider(folder, test)
 
 
-def test_cores_that_are_not_there_are_told_and_ours_are_kept(folder: Path) -> None:
+def test_missing_cores_are_reported_and_own_affinity_is_kept(folder: Path) -> None:
     async def test(provider: LocalProvider) -> None:
         before = os.sched_getaffinity(0)
         with pytest.raises(ProviderError, match="cores 4000,4001 cannot be used: Invalid argument; see `cpus`"):
@@ -185,7 +185,7 @@ def test_cores_that_are_not_there_are_told_and_ours_are_kept(folder: Path) -> No
 
 
 @pytest.mark.skipif(shutil.which("ip") is None or os.geteuid() != 0, reason="needs root and iproute2")
-def test_a_launcher_may_be_a_network_namespace(folder: Path) -> None:
+def test_launcher_can_be_a_network_namespace(folder: Path) -> None:
     async def test(provider: LocalProvider) -> None:
         name = f"forebay-test-{os.getpid()}"
         if os.system(f"ip netns add {name} && ip -n {name} link set lo up") != 0:
@@ -202,7 +202,7 @@ def test_a_launcher_may_be_a_network_namespace(folder: Path) -> None:
     with_provider(folder, test)
 
 
-def test_a_machine_is_what_the_kernel_says_of_it(tmp_path: Path) -> None:
+def test_machine_is_read_from_proc_and_sysfs(tmp_path: Path) -> None:
     here = this_machine()
     assert here.cpus == tuple(sorted(os.sched_getaffinity(0)))
     assert here.memory_bytes > GIB / 2
@@ -220,7 +220,7 @@ def test_a_machine_is_what_the_kernel_says_of_it(tmp_path: Path) -> None:
     assert this_machine(tmp_path / "nothing") == Machine(here.cpus, 0, ())
 
 
-def test_what_a_process_uses_is_counted_with_what_it_has_started() -> None:
+def test_used_bytes_includes_child_processes() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
         found = used_bytes([os.getpid(), child.pid, 2**22 + 1])
@@ -231,7 +231,7 @@ def test_what_a_process_uses_is_counted_with_what_it_has_started() -> None:
     assert found[os.getpid()] > found[child.pid] > 0
 
 
-def test_a_launcher_is_found_as_a_shell_would_find_it(tmp_path: Path) -> None:
+def test_launcher_is_resolved_through_path(tmp_path: Path) -> None:
     program = tmp_path / "wrap"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

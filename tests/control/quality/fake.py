@@ -1,4 +1,4 @@
-"""A replica without a model: an HTTP server whose answers a test decides."""
+"""A replica without a model: an HTTP server with scripted responses."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Golden sets asked of real sockets: whose fault a bad answer is, and what it is worth."""
+"""Golden sets over real sockets: how failures, rejections and responses are scored."""
 
 import asyncio
 import json
@@ -56,9 +56,7 @@ def values(found: list[Observation], metric: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("stable", "canary", "better"), [(FINE, FINE, 0.0), (FINE, BAD, -1.0), (BAD, FINE, 1.0), (BAD, BAD, 0.0)]
 )
-def test_the_canarys_answer_is_compared_with_the_stable_one(
-    stable: Replying, canary: Replying, better: float
-) -> None:
+def test_quality_compares_canary_with_stable_response(stable: Replying, canary: Replying, better: float) -> None:
     found = asyncio.run(asked(stable, canary, case()))
     assert values(found, "quality") == {"canary": better}
     assert values(found, "errors") == values(found, "rejections") == {"stable": 0.0, "canary": 0.0}
@@ -81,14 +79,14 @@ def cut(path: str, body: Body) -> tuple[int, bytes]:
         lambda path, body: (200, b" " * (ANSWER_BYTES_MAX + 1)),
     ],
 )
-def test_a_failure_is_an_error_and_no_bad_answer(canary: Replying) -> None:
+def test_failure_counts_as_error_not_as_quality(canary: Replying) -> None:
     found = asyncio.run(asked(FINE, canary, case()))
     assert values(found, "errors") == {"stable": 0.0, "canary": 1.0}
     assert values(found, "rejections") == {"stable": 0.0}
     assert values(found, "quality") == {}
 
 
-def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
+def test_late_response_is_lost() -> None:
     async def ask() -> None:
         gone = asyncio.Event()
 
@@ -110,7 +108,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
 
 
 @pytest.mark.parametrize("canary", [refusing(400, Code.INVALID_REQUEST), lambda path, body: (404, b"")])
-def test_a_question_that_a_revision_does_not_take_is_worth_nothing(canary: Replying) -> None:
+def test_rejected_prompt_scores_zero(canary: Replying) -> None:
     found = asyncio.run(asked(FINE, canary, case()))
     assert values(found, "rejections") == {"stable": 0.0, "canary": 1.0}
     assert values(found, "errors") == {"stable": 0.0}
@@ -124,7 +122,7 @@ def test_unreachable_and_full_replicas_count_as_no_error(canary: Replying | str)
     assert values(found, "quality") == {}
 
 
-def test_a_case_is_asked_as_it_says_and_else_without_chance() -> None:
+def test_case_is_sent_as_given_with_deterministic_defaults() -> None:
     async def heard(**request: object) -> Body:
         bodies: list[Body] = []
         async with replica(FINE, bodies) as url:
@@ -144,7 +142,7 @@ def test_a_case_is_asked_as_it_says_and_else_without_chance() -> None:
     assert "max_tokens" not in asyncio.run(heard(max_completion_tokens=8))
 
 
-def test_similarity_and_judge_are_asked() -> None:
+def test_similarity_and_judge_models_score_responses() -> None:
     stable, canary = chatting(lambda text: "It is Paris."), chatting(lambda text: "It is Rome.")
     vectors = embedding(lambda text: [1.0, 0.0] if "Paris" in text else [0.6, 0.8])
     found = asyncio.run(asked(stable, canary, case("similarity", reference="Paris"), {"similarity": vectors}))
@@ -157,7 +155,7 @@ def test_similarity_and_judge_are_asked() -> None:
 
 @pytest.mark.parametrize("scorer", ["judge", "similarity"])
 @pytest.mark.parametrize("helper", [None, refusing(500, "internal_error"), chatting(lambda text: "well"), cut])
-def test_without_a_word_of_theirs_there_is_no_score(scorer: str, helper: Replying | None) -> None:
+def test_unusable_judge_or_similarity_response_gives_no_score(scorer: str, helper: Replying | None) -> None:
     def strange(path: str, body: Body) -> tuple[int, Body]:
         return 200, {"choices": [{"message": {"content": "well"}}], "data": []}
 
@@ -167,7 +165,7 @@ def test_without_a_word_of_theirs_there_is_no_score(scorer: str, helper: Replyin
     assert values(found, "errors") == {"stable": 0.0, "canary": 0.0}
 
 
-def test_an_empty_answer_needs_no_judge() -> None:
+def test_empty_response_needs_no_judge() -> None:
     empty = chatting(lambda text: "")
     found = asyncio.run(asked(empty, empty, case("judge", reference="Paris"), {"judge": chatting(lambda text: "10")}))
     assert values(found, "quality") == {"canary": 0.0}
@@ -178,7 +176,7 @@ def cases(several: int) -> list[Case]:
     return [Case(str(n), one.request, Scorer.EXACT, ("Paris",)) for n in range(several)]
 
 
-def test_a_round_asks_as_many_as_there_are_but_not_too_many_and_few_at_once() -> None:
+def test_golden_round_limits_cases_and_concurrency() -> None:
     most = running = asked = 0
 
     async def ask(case: Case) -> None:
@@ -196,7 +194,7 @@ def test_a_round_asks_as_many_as_there_are_but_not_too_many_and_few_at_once() ->
     assert most == settings.at_once_max
 
 
-def test_a_file_is_read_or_it_is_told_why_not(tmp_path: Path) -> None:
+def test_golden_file_problems_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "golden.jsonl"
     settings = RolloutSettings(golden=GoldenSettings(file=str(file), every_s=10))
     assert golden_problems(settings) == (f"{file}: it cannot be read: No such file or directory",)

@@ -1,4 +1,4 @@
-"""What control hears of rollouts from gateways, at their own ports."""
+"""Rollout observations that control polls from each gateway's own port."""
 
 import asyncio
 from pathlib import Path
@@ -50,7 +50,7 @@ def heard(folder: Path, replies: dict[str, Replying], cursors: dict[str, tuple[s
     return asyncio.run(ask())
 
 
-def test_each_gateway_is_asked_for_what_is_new(tmp_path: Path) -> None:
+def test_each_gateway_is_polled_from_its_cursor(tmp_path: Path) -> None:
     asked = []
 
     def telling(path: str, body: Body) -> tuple[int, bytes]:
@@ -75,7 +75,7 @@ def test_gateways_with_unreadable_responses_are_left_out(tmp_path: Path, answer:
     assert heard(tmp_path, replies, {}) == {"gateway-1": SEEN}
 
 
-def test_the_port_that_all_share_is_not_asked(tmp_path: Path) -> None:
+def test_shared_gateway_port_is_not_polled(tmp_path: Path) -> None:
     """There another process might answer, and would count the question as a client's."""
 
     async def ask(units: list[ObservedUnit]) -> dict[str, Observed]:

@@ -1,4 +1,4 @@
-"""Pairs of answers to mirrored requests."""
+"""Pairs of responses to mirrored requests."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def pair(stable: str, canary: str, schema: str = "") -> Pair:
         ("Sure!", "Sure!", '{"type": "object"}', 0.0),
     ],
 )
-def test_an_answer_is_one_or_it_is_not(stable: str, canary: str, schema: str, value: float) -> None:
+def test_validity_of_responses(stable: str, canary: str, schema: str, value: float) -> None:
     assert validity(pair(stable, canary, schema)) == Observation("validity", Arm.CANARY, value, "256")
 
 
@@ -56,13 +56,13 @@ def found(one: Pair, judge: Replying | None = None, similarity: Replying | None 
     return {each.metric: each.value for each in asyncio.run(ask())}
 
 
-def test_agreement_is_how_alike_the_answers_are() -> None:
+def test_agreement_is_the_embedding_similarity() -> None:
     assert found(pair("Paris", "Rome"), similarity=VECTORS) == {"agreement": pytest.approx(-0.4)}
     assert found(pair("Paris", "Paris!"), similarity=VECTORS) == {"agreement": pytest.approx(0.0)}
     assert found(pair("Paris", " "), similarity=VECTORS) == {"agreement": -1.0}
 
 
-def test_of_long_answers_the_beginnings_are_compared() -> None:
+def test_long_responses_are_truncated_for_embedding() -> None:
     long = "Paris " * EMBEDDED_CHARS_MAX
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The task beside the reconcile loop: what it asks, for how long, and that nothing stops it."""
+"""The quality task beside the reconcile loop: what it sends, for how long, and that no error stops it."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def named(found: list[Observation]) -> Counter[str]:
     return Counter(each.metric for each in found)
 
 
-def test_the_golden_set_is_asked_for_as_long_as_a_rollout_compares(golden: Path) -> None:
+def test_golden_set_is_repeated_while_a_rollout_compares(golden: Path) -> None:
     bench = Bench(golden)
 
     async def test() -> None:
@@ -136,7 +136,7 @@ def test_a_broken_golden_file_is_reported_and_nothing_is_sent(golden: Path) -> N
     assert not bench.asker.asked
 
 
-def test_no_mistake_stops_it(golden: Path) -> None:
+def test_quality_task_survives_errors(golden: Path) -> None:
     bench = Bench(golden)
     bench.asker.mistake = RuntimeError("the moon is full")
 
@@ -153,7 +153,7 @@ def test_no_mistake_stops_it(golden: Path) -> None:
     assert len(bench.told) == 1
 
 
-def test_a_replica_that_hangs_costs_no_evidence_of_the_others(golden: Path) -> None:
+def test_hanging_replica_does_not_block_other_observations(golden: Path) -> None:
     golden.write_text("\n".join(json.dumps({**CASE, "id": str(n)}) for n in range(6)))
     bench = Bench(golden)
     hang = asyncio.Event()
@@ -185,7 +185,7 @@ def pairs(several: int, rollout: str = "1") -> list[Pair]:
     return [Pair(rollout, "256", "Capital of France?", "Paris", f"Rome {n}") for n in range(several)]
 
 
-def test_pairs_are_judged_by_whatever_there_is(golden: Path) -> None:
+def test_pairs_are_scored_by_the_available_models(golden: Path) -> None:
     bench = Bench(golden)
     plain = replace(bench.aim, settings=RolloutSettings())
     helped = replace(plain, judge=ReplicaTarget("judge", "j"), similarity=ReplicaTarget("similarity", "s"))
@@ -215,7 +215,7 @@ def test_pairs_are_judged_by_whatever_there_is(golden: Path) -> None:
     assert bench.told == []
 
 
-def test_vectors_were_compared_in_the_gateway_and_no_model_is_asked(golden: Path) -> None:
+def test_embedding_pairs_use_the_similarity_from_the_gateway(golden: Path) -> None:
     bench = Bench(golden)
     bench.quality.aim([replace(bench.aim, settings=RolloutSettings(), similarity=ReplicaTarget("similarity", "s"))])
     bench.quality.take([Pair("1", "256", "", "", "", alike=0.75)])

@@ -1,4 +1,4 @@
-"""A golden set decides about a rollout: the whole of control on virtual time, without a single request."""
+"""A golden set decides a rollout: the whole of control on virtual time, without client traffic."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ async def started(world: World, golden: Path, answers: Mapping[str, Mapping[str,
     ],
     ids=["as good", "knows nothing", "has forgotten one of five"],
 )
-def test_what_a_revision_knows_decides_without_traffic(
+def test_golden_set_decides_a_rollout_without_traffic(
     tmp_path: Path, canary: Mapping[str, str], phase: Phase, why: str
 ) -> None:
     golden = tmp_path / "golden.jsonl"
@@ -104,7 +104,7 @@ def test_what_a_revision_knows_decides_without_traffic(
 
 
 @pytest.mark.parametrize(("canary", "phase"), [(CAPITALS, Phase.PROMOTED), ({}, Phase.ROLLED_BACK)])
-def test_a_blue_green_rollout_goes_back_while_the_old_replicas_are_kept(
+def test_blue_green_can_roll_back_while_old_replicas_are_kept(
     tmp_path: Path, canary: Mapping[str, str], phase: Phase
 ) -> None:
     golden = tmp_path / "golden.jsonl"

@@ -1,4 +1,4 @@
-"""Control that scales, over a world on virtual time: units in memory, gateways that say what they are told to."""
+"""Control that scales a world on virtual time: in-memory units and gateways with scripted load."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

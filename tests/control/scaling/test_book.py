@@ -1,4 +1,4 @@
-"""The store under the scaler: somebody else writes too, things go wrong, and nothing is written twice."""
+"""The store of the scaler: concurrent writers, failed writes, and nothing written twice."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -78,7 +78,7 @@ class Odd(Documents):
     ("error", "noted_then"),
     [(StoreDown("gone"), "gone; scaling goes on in memory"), (ValueError("odd"), "scaling: ValueError: odd")],
 )
-def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, error: Exception, noted_then: str) -> None:
+def test_failed_write_is_retried_later(tmp_path: Path, error: Exception, noted_then: str) -> None:
     async def test(store: Store, noted: list[str]) -> None:
         book = Book(Odd(store, error), inline, lambda kind, why: noted.append(why))
         it = scaled(1)
@@ -96,7 +96,7 @@ def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, error: Exce
     played(tmp_path, test)
 
 
-def test_a_file_that_cannot_be_written_or_read_costs_nothing_else(tmp_path: Path) -> None:
+def test_unusable_recall_file_is_ignored(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
         file = tmp_path / "no" / "scaled.json"
         book = Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None, file)

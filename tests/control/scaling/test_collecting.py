@@ -1,4 +1,4 @@
-"""What came to models, out of what gateways have counted: nothing twice, nothing lost, nothing made up."""
+"""Load per model from the counters of gateways: nothing twice, nothing lost, nothing invented."""
 
 import asyncio
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def came(found: Collected | None) -> dict[str, int] | None:
     return None if found is None else {name: each.arrivals for name, each in found.models.items()}
 
 
-def test_the_first_look_says_nothing_and_the_second_one_what_came_in_between() -> None:
+def test_collector_reports_differences_between_polls() -> None:
     async def story() -> None:
         collector, told = Collector(), Told()
         told.tell("g0", 100)
@@ -46,7 +46,7 @@ def test_the_first_look_says_nothing_and_the_second_one_what_came_in_between() -
     run(story(), seconds_max=100.0)
 
 
-def test_a_lost_answer_makes_everything_unknown_and_loses_nothing() -> None:
+def test_missing_gateway_response_makes_the_poll_unknown_and_loses_no_counts() -> None:
     async def story() -> None:
         collector, told = Collector(), Told()
         told.tell("g0", 1)
@@ -63,7 +63,7 @@ def test_a_lost_answer_makes_everything_unknown_and_loses_nothing() -> None:
     run(story(), seconds_max=100.0)
 
 
-def test_a_gateway_that_has_just_started_counts_from_nothing_and_an_old_stranger_from_now() -> None:
+def test_new_gateway_counts_from_zero_and_unknown_old_one_from_now() -> None:
     async def story() -> None:
         collector, told = Collector(), Told()
         told.tell("g0", 50)
@@ -76,7 +76,7 @@ def test_a_gateway_that_has_just_started_counts_from_nothing_and_an_old_stranger
     run(story(), seconds_max=100.0)
 
 
-def test_a_gateway_that_is_gone_and_not_wanted_counts_no_more() -> None:
+def test_removed_gateway_is_no_longer_counted() -> None:
     async def story() -> None:
         collector, told = Collector(), Told()
         told.tell("g0", 5)
@@ -89,7 +89,7 @@ def test_a_gateway_that_is_gone_and_not_wanted_counts_no_more() -> None:
     run(story(), seconds_max=100.0)
 
 
-def test_a_model_that_not_every_gateway_knows_is_unknown() -> None:
+def test_model_missing_from_one_gateway_is_unknown() -> None:
     async def story() -> None:
         collector, told = Collector(), Told()
         told.tell("g0", 5)
@@ -101,7 +101,7 @@ def test_a_model_that_not_every_gateway_knows_is_unknown() -> None:
     run(story(), seconds_max=100.0)
 
 
-def test_without_a_gateway_nothing_is_known() -> None:
+def test_without_gateways_nothing_is_known() -> None:
     async def story() -> None:
         collector = Collector()
         assert await collector.collect(Told(), (), ()) is None

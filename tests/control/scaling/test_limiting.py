@@ -1,4 +1,4 @@
-"""`limits` of the cluster file: models share what there is, and everybody is told who has it."""
+"""`limits` of the cluster file: models share the capacity, and decisions name who has it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ def models(plan: Plan) -> dict[str, PlannedModel]:
     return {model.routes.name: model for model in plan.models}
 
 
-def test_what_rests_of_each_model_is_known_from_its_pool(plan: Plan) -> None:
+def test_standby_count_is_taken_from_the_pool(plan: Plan) -> None:
     standby = Standby(Metrics(), lambda *_, **__: None)
     assert standby.pools == {}
     standby.pooled(plan)
@@ -46,7 +46,7 @@ def test_what_rests_of_each_model_is_known_from_its_pool(plan: Plan) -> None:
     assert standby.pools == {"chat": 1, "other": 1}
 
 
-def test_a_claim_is_what_was_decided_with_all_that_rests(models: dict[str, PlannedModel]) -> None:
+def test_claim_includes_decision_and_standby_replicas(models: dict[str, PlannedModel]) -> None:
     chat, it = models["chat"], Scaled("chat")
 
     assert claim_of(it, chat, decided(5), 0) == Claim("chat", 6, 2, gpus=GPU, weight=3.0)
@@ -56,7 +56,7 @@ def test_a_claim_is_what_was_decided_with_all_that_rests(models: dict[str, Plann
     assert claim_of(Scaled("other"), models["other"], None, 0) == Claim("other", 3, 3, low=True)
 
 
-def test_each_gets_its_share_without_what_rests_of_it() -> None:
+def test_shares_exclude_standby_replicas() -> None:
     limiter = Limiter()
     claims = [Claim("a", 7, 2, gpus=GPU), Claim("b", 9, 1, gpus=GPU), Claim("fixed", 1, 1, gpus=GPU)]
 
@@ -72,7 +72,7 @@ def test_each_gets_its_share_without_what_rests_of_it() -> None:
     assert limiter.share(Limits(), claims, {"a": 5, "b": 9}) == {"a": Share(5), "b": Share(9)}
 
 
-def test_people_cannot_set_what_there_is_no_room_for_beside_the_least_of_others() -> None:
+def test_setting_beyond_the_limit_minus_other_minimums_is_rejected() -> None:
     limiter = Limiter()
     mine = Claim("a", 6, 6, gpus=GPU)
     limiter.check(mine, "replicas")  # nothing is known yet
@@ -85,7 +85,7 @@ def test_people_cannot_set_what_there_is_no_room_for_beside_the_least_of_others(
     limiter.check(mine._replace(least=8), "min")
 
 
-def test_what_others_have_is_left_to_them_and_said_when_more_would_do(tmp_path: Path) -> None:
+def test_limited_scale_up_leaves_other_models_their_replicas(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, others=[FIXED], limits={"replicas": 4})) as it:
             await it.rig.until(lambda: "chat-0" in it.slots)
@@ -132,7 +132,7 @@ def test_a_model_with_unknown_load_loses_no_replica_to_others(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_other_limits_hold_as_soon_as_they_are_taken_over(tmp_path: Path) -> None:
+def test_changed_limits_apply_immediately(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, limits={"replicas": 2})) as it:
             it.crowd.load = 8.0

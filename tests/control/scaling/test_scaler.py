@@ -1,4 +1,4 @@
-"""Scaling as people see it: replicas follow the load, whatever else happens."""
+"""The scaler as a whole: replicas follow the load, whatever else happens."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def told(folder: Path, story: Story, scale: dict[str, object] | None = None, **m
 
 
 @pytest.mark.slow
-def test_replicas_follow_the_load_and_everybody_is_told_why(tmp_path: Path) -> None:
+def test_replicas_follow_the_load_with_recorded_decisions(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(1)
         it.crowd.load = 8.0
@@ -43,7 +43,7 @@ def test_replicas_follow_the_load_and_everybody_is_told_why(tmp_path: Path) -> N
     told(tmp_path, story)
 
 
-def test_a_rule_on_what_gateways_predict_adds_in_time_and_removes_nothing_while_they_do_not(tmp_path: Path) -> None:
+def test_predicted_ttft_rule_scales_up_and_holds_while_predictions_are_missing(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(1)
         it.crowd.load, it.crowd.predicted_ttft_s = 1.0, 1.5
@@ -63,7 +63,7 @@ def test_a_rule_on_what_gateways_predict_adds_in_time_and_removes_nothing_while_
 @pytest.mark.parametrize(
     ("placement", "several", "each"), [({"gpus": 2}, 2, 2.0), ({"gpus": 1, "fraction": 0.5}, 6, 8 / 3)]
 )
-def test_a_rule_on_requests_per_gpu_counts_the_gpus_of_each_replica(
+def test_requests_per_gpu_rule_counts_gpus_per_replica(
     tmp_path: Path, placement: dict[str, object], several: int, each: float
 ) -> None:
     async def story(it: Scaling) -> None:
@@ -75,7 +75,7 @@ def test_a_rule_on_requests_per_gpu_counts_the_gpus_of_each_replica(
     told(tmp_path, story, {"signal": "requests_per_gpu"}, placement=placement)
 
 
-def test_a_model_without_requests_goes_to_zero_and_the_first_request_wakes_it(tmp_path: Path) -> None:
+def test_idle_model_scales_to_zero_and_back_on_the_first_request(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(1)
         await it.has(0)
@@ -88,7 +88,7 @@ def test_a_model_without_requests_goes_to_zero_and_the_first_request_wakes_it(tm
     told(tmp_path, story, {"min": 0})
 
 
-def test_a_model_may_begin_with_no_replica(tmp_path: Path) -> None:
+def test_model_can_start_with_zero_replicas(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.has(0)
         await wait(10.0)
@@ -98,7 +98,7 @@ def test_a_model_may_begin_with_no_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_silent_gateway_takes_nothing_away(tmp_path: Path) -> None:
+def test_unresponsive_gateway_prevents_scale_down(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, gateways=2)) as it:
             for crowd in it.crowds.values():
@@ -118,7 +118,7 @@ def test_a_silent_gateway_takes_nothing_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_gateway_that_starts_anew_counts_from_nothing(tmp_path: Path) -> None:
+def test_restarted_gateway_counts_from_zero(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         it.crowd.load = 4.0
         await it.has(2)
@@ -130,7 +130,7 @@ def test_a_gateway_that_starts_anew_counts_from_nothing(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-def test_control_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_scaling_continues_after_control_was_killed(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         it = await started(world, plan_of(world))
         it.crowd.load = 10.0
@@ -149,7 +149,7 @@ def test_control_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_the_store_is_down_scaling_goes_on_and_is_written_down_later(tmp_path: Path) -> None:
+def test_scaling_continues_during_a_store_outage(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         store = world.store
         async with controlled(world, plan_of(world)) as it:
@@ -166,7 +166,7 @@ def test_while_the_store_is_down_scaling_goes_on_and_is_written_down_later(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [{"scale": None, "replicas": 2}, {"replicas": 2}])
-def test_another_model_is_not_touched(tmp_path: Path, other: dict[str, object]) -> None:
+def test_other_models_are_not_scaled(tmp_path: Path, other: dict[str, object]) -> None:
     """Be it that it is not scaled, or that no gateway says anything of it."""
 
     async def test(world: World) -> None:

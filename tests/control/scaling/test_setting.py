@@ -1,4 +1,4 @@
-"""What people say about the scaling of a model, and what becomes of it in the store and in the cluster file."""
+"""Manual scaling settings, and how they relate to the store and the cluster file."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -37,7 +37,7 @@ def history(world: World) -> list[tuple[str, str, str]]:
     return [(event.kind, event.actor, event.why) for event in found if event.kind.startswith("scale.")]
 
 
-def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Path) -> None:
+def test_manual_setting_overrides_load_and_survives_restarts(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         it = await started(world, plan_of(world))
         await it.has(1)
@@ -64,7 +64,7 @@ def test_what_people_set_goes_before_the_load_and_outlives_control(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -> None:
+def test_manual_bounds_override_the_cluster_file(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         await it.scaler.set(ScalingRequest("chat", min=2, max=8), "ann")
         await it.has(2)
@@ -87,7 +87,7 @@ def test_bounds_that_people_set_hold_in_the_place_of_the_files(tmp_path: Path) -
         ({"min": 2, "max": 3}, ScalingRequest("chat", min=1, max=5), (1, 5)),
     ],
 )
-def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
+def test_unset_bound_comes_from_the_schedule(
     tmp_path: Path, hours: dict[str, int], wish: ScalingRequest, both: tuple[int, int]
 ) -> None:
     async def test(world: World) -> None:
@@ -109,7 +109,7 @@ def test_a_bound_that_people_do_not_set_stays_that_of_the_schedule(
         (ScalingRequest("chat", max=0), "min would be 1, and max 0"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, wish: ScalingRequest, text: str) -> None:
+def test_invalid_scaling_request_is_rejected(tmp_path: Path, wish: ScalingRequest, text: str) -> None:
     async def story(it: Scaling) -> None:
         with pytest.raises(ScaleRefused, match=text):
             await it.scaler.set(wish, "ann")
@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, wish: ScalingRequest, text: s
     told(tmp_path, story, dict(HPA))
 
 
-def test_a_model_without_scaling_can_be_given_another_number_but_not_bounds(tmp_path: Path) -> None:
+def test_model_without_scale_accepts_replicas_but_no_bounds(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         with pytest.raises(ScaleRefused, match="has no `scale`"):
             await it.scaler.set(ScalingRequest("chat", max=4), "ann")
@@ -133,7 +133,7 @@ def test_a_model_without_scaling_can_be_given_another_number_but_not_bounds(tmp_
     told(tmp_path, story)
 
 
-def test_in_shadow_mode_it_is_told_what_would_be_done_and_nothing_is_done(tmp_path: Path) -> None:
+def test_shadow_mode_reports_decisions_without_scaling(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         it.crowd.load = 8.0
         await it.rig.until(lambda: it.scaler.standing()[0].wanted == 4, 120.0)
@@ -147,7 +147,7 @@ def test_in_shadow_mode_it_is_told_what_would_be_done_and_nothing_is_done(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_changed_file_changes_the_bounds_and_what_runs_stays(tmp_path: Path) -> None:
+def test_changed_bounds_keep_running_replicas(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         world = it.rig.world
         it.crowd.load = 8.0
@@ -163,7 +163,7 @@ def test_a_changed_file_changes_the_bounds_and_what_runs_stays(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_while_a_rollout_is_under_way_replicas_are_added_and_none_is_taken_away(tmp_path: Path) -> None:
+def test_rollout_in_progress_allows_only_scale_up(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         world, rig = it.rig.world, it.rig
         it.crowd.load = 4.0
@@ -185,7 +185,7 @@ def test_while_a_rollout_is_under_way_replicas_are_added_and_none_is_taken_away(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recalled", [True, False])
-def test_a_store_that_is_down_at_the_start_takes_nothing_away(tmp_path: Path, recalled: bool) -> None:
+def test_store_outage_at_startup_prevents_scale_down(tmp_path: Path, recalled: bool) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world)) as it:
             await it.has(1)
@@ -206,7 +206,7 @@ def test_a_store_that_is_down_at_the_start_takes_nothing_away(tmp_path: Path, re
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_lost_is_no_second_event(tmp_path: Path) -> None:
+def test_lost_commit_response_records_no_second_event(tmp_path: Path) -> None:
     async def story(it: Scaling) -> None:
         world = it.rig.world
         world.store.loses_answer = True  # type: ignore[attr-defined]
@@ -218,7 +218,7 @@ def test_an_answer_that_is_lost_is_no_second_event(tmp_path: Path) -> None:
     told(tmp_path, story, dict(HPA))
 
 
-def test_what_another_version_has_stored_is_forgotten_but_for_what_people_have_set() -> None:
+def test_incompatible_stored_state_keeps_only_manual_settings() -> None:
     it = Scaled("chat")
     it.take('{"setting": {"replicas": 3}, "memory": {"changes": 7}, "wanted": 3}')
     assert (it.setting.replicas, it.wanted, it.memory) == (3, 3, Scaled("x").memory)

@@ -1,4 +1,4 @@
-"""What control writes down of its models' lives, over units in memory on virtual time."""
+"""Availability records of models, over in-memory units on virtual time."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ def whole(world: World) -> Stretch:
     return sum(told(world).models["chat"].values(), Stretch())
 
 
-def test_time_counts_as_it_was_seen_and_a_failure_has_a_beginning_and_an_end(tmp_path: Path) -> None:
+def test_observed_time_and_failures_are_recorded(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: Chronicle) -> None:
         world = rig.world
         world.provider.end("chat-0", 1, DIED)
@@ -76,7 +76,7 @@ def test_time_counts_as_it_was_seen_and_a_failure_has_a_beginning_and_an_end(tmp
     lived(tmp_path, story)
 
 
-def test_with_a_standby_replica_a_failure_is_no_outage(tmp_path: Path) -> None:
+def test_failure_with_standby_is_not_an_outage(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: Chronicle) -> None:
         world = rig.world
         before = kept.lived("chat")
@@ -91,7 +91,7 @@ def test_with_a_standby_replica_a_failure_is_no_outage(tmp_path: Path) -> None:
     lived(tmp_path, story, standby=1)
 
 
-def test_a_series_of_crashes_is_one_failure(tmp_path: Path) -> None:
+def test_crash_series_counts_as_one_failure(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: Chronicle) -> None:
         world = rig.world
         for generation in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_unobserved_time_is_unknown_and_the_next_control_continues(tmp_path: Pat
     play(tmp_path, test)
 
 
-def test_days_have_files_of_their_own_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daily_files_are_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DAYS_MAX", 2)
     monkeypatch.setattr(module, "INCIDENTS_MAX", 1)
 
@@ -157,7 +157,7 @@ def test_days_have_files_of_their_own_and_old_ones_go(tmp_path: Path, monkeypatc
     play(tmp_path, test)
 
 
-def test_that_another_control_leads_is_an_incident(tmp_path: Path) -> None:
+def test_leader_change_is_an_incident(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         nothing, now = Looked(State(), State(), (), {}), wall_s()
         journal = Journal(world.places.log, lambda event: None)
@@ -174,7 +174,7 @@ def test_that_another_control_leads_is_an_incident(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_a_slot_that_is_no_longer_wanted_is_not_waited_for(tmp_path: Path) -> None:
+def test_removed_slot_is_no_repair(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: Chronicle) -> None:
         world = rig.world
         world.never_ready = {world.routes.revision}

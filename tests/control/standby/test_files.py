@@ -1,4 +1,4 @@
-"""Files of models that stay in memory: all of a model or nothing, and never more than there is room for."""
+"""Caching model files in memory: all files of a model or none, and never more than fits."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_are_kept_as_far_as_half_of_the_memory_goes(folder: Path) -> None:
+def test_files_are_cached_up_to_half_of_available_memory(folder: Path) -> None:
     wanted = {"whole": folder, "one": folder / "b.gguf", "none": folder / "synthetic"}
     assert files_of(folder) == [folder / "b.gguf", folder / "deep" / "a.bin"]
     assert read_ahead(wanted, 100 * MB) == {
@@ -36,7 +36,7 @@ def test_files_are_kept_as_far_as_half_of_the_memory_goes(folder: Path) -> None:
     assert read_ahead(wanted, 4 * MB)["whole"] == "its 3 MB are not cached in memory: there is room for 1 MB"
 
 
-def test_what_is_available_is_what_the_kernel_says(tmp_path: Path) -> None:
+def test_available_bytes_comes_from_meminfo(tmp_path: Path) -> None:
     assert available_bytes() > 0
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
     assert available_bytes(tmp_path / "meminfo") == 2 * 1024 * 1024
@@ -54,7 +54,7 @@ def plan(world: World, source: Path) -> Plan:
     return make_plan(cluster, {"big": found, "plain": found}, world.places, "0")
 
 
-def test_only_models_that_ask_for_it_are_kept(folder: Path) -> None:
+def test_only_models_with_cached_enabled_are_cached(folder: Path) -> None:
     async def test(world: World) -> None:
         wanted = plan(world, folder)
         assert await in_memory(replace(wanted, models=wanted.models[1:])) == {}
@@ -64,7 +64,7 @@ def test_only_models_that_ask_for_it_are_kept(folder: Path) -> None:
     assert asyncio.run(in_memory(wanted)) == {"big": "its 3 MB are cached in memory"}
 
 
-def test_control_says_once_what_is_kept_and_goes_on_when_a_file_is_gone(folder: Path) -> None:
+def test_caching_is_reported_on_change_and_survives_errors(folder: Path) -> None:
     answers: list[dict[str, str] | OSError] = [{"a": "kept"}, {"a": "kept"}, OSError("gone"), {"a": "no room"}]
     said = list[tuple[str, str]]()
 

@@ -1,4 +1,4 @@
-"""Standby pools under control, over units in memory on virtual time: who steps in when, and that nobody gets lost."""
+"""Standby pools under control, over in-memory units on virtual time: promotion, and no lost replicas."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -42,7 +42,7 @@ def rests(rig: Rig) -> int:
     return len(rig.control.standby.resting)
 
 
-def test_one_that_rests_steps_in_before_the_dead_one_is_back_and_that_one_rests(tmp_path: Path) -> None:
+def test_standby_replaces_a_dead_replica_whose_successor_becomes_standby(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         assert served(world) == ["chat-0.1", "chat-1.1"]
@@ -61,7 +61,7 @@ def test_one_that_rests_steps_in_before_the_dead_one_is_back_and_that_one_rests(
     with_pool(tmp_path, story)
 
 
-def test_of_two_that_die_at_once_both_are_replaced_if_two_rest(tmp_path: Path) -> None:
+def test_two_standbys_replace_two_simultaneous_deaths(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         world.provider.end("chat-0", 1, DIED)
@@ -76,7 +76,7 @@ def test_of_two_that_die_at_once_both_are_replaced_if_two_rest(tmp_path: Path) -
     with_pool(tmp_path, story, standby=2)
 
 
-def test_the_one_that_rests_may_die_and_no_request_is_sent_elsewhere_for_that(tmp_path: Path) -> None:
+def test_death_of_a_standby_does_not_change_the_snapshot(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         version = world.snapshot().version
@@ -89,7 +89,7 @@ def test_the_one_that_rests_may_die_and_no_request_is_sent_elsewhere_for_that(tm
     with_pool(tmp_path, story)
 
 
-def test_a_new_control_lets_the_same_ones_serve(tmp_path: Path) -> None:
+def test_new_control_keeps_active_and_standby_roles(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.replicas = 2
         plan = world.plan(standby=1)
@@ -111,7 +111,7 @@ def test_a_new_control_lets_the_same_ones_serve(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_has_replicas_in_reserve_of_what_serves_and_a_death_in_it_is_made_good(tmp_path: Path) -> None:
+def test_standby_covers_a_death_during_a_rollout(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         dead: list[str] = []
@@ -152,7 +152,7 @@ def test_a_rolling_replacement_is_covered_by_the_standby(tmp_path: Path) -> None
     with_pool(tmp_path, story)
 
 
-def test_another_cluster_file_says_how_many_rest_from_now_on(tmp_path: Path) -> None:
+def test_changed_standby_count_is_described(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         before, after = world.plan(), world.plan(standby=1, spares=2)
         assert effects(before, after) == ("chat: 2 replicas on standby, 0 before",)
@@ -161,7 +161,7 @@ def test_another_cluster_file_says_how_many_rest_from_now_on(tmp_path: Path) -> 
     play(tmp_path, test)
 
 
-def test_pools_follow_what_is_wanted(tmp_path: Path) -> None:
+def test_pools_follow_the_planned_models(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         pools = Standby(Metrics(), lambda *said, **more: None)
         plain = world.plan(standby=0)
@@ -188,7 +188,7 @@ def test_pools_follow_what_is_wanted(tmp_path: Path) -> None:
     ("availability", "failures", "spares"),
     [(0.99, 0, 0), (0.9999, 0, 1), (0.99, 400, 2), (0.999999, 4000, SPARES_MAX)],
 )
-def test_as_many_spares_as_the_promise_takes_by_what_was_seen(
+def test_auto_spares_meet_the_availability_target(
     tmp_path: Path, availability: float, failures: int, spares: int
 ) -> None:
     async def test(world: World) -> None:

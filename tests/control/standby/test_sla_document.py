@@ -1,4 +1,4 @@
-"""What `/v1/sla` says of models, and of questions that make no sense."""
+"""The SLA document of the admin API, and invalid queries."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.stand import Idle, services
+from tests.control.api.rig import Idle, services
 from tests.control.deploying.world import artifact
 
 from forebay.control.api.app import make_app
@@ -73,7 +73,7 @@ class Place:
         return answer.status_code, answer.json()
 
 
-def test_promise_delivery_and_budget_are_told_with_the_figures_they_come_from(tmp_path: Path) -> None:
+def test_sla_reports_promise_delivery_and_budget(tmp_path: Path) -> None:
     place = Place(tmp_path)
     day_s = 86_400.0
     lived = Lived(60 * day_s, failures=5, repairs=5, repair_s=500.0, promotions=5, promotion_s=0.5)
@@ -103,7 +103,7 @@ def test_promise_delivery_and_budget_are_told_with_the_figures_they_come_from(tm
     assert solo["gaps"][0]["unknown_s"] == solo["unknown_s"]
 
 
-def test_one_model_can_be_asked_for_and_nonsense_is_refused(tmp_path: Path) -> None:
+def test_sla_of_one_model_and_invalid_queries(tmp_path: Path) -> None:
     _, said = Place(tmp_path).asks(model="solo", period_s=3600)
     assert [model["name"] for model in said["models"]] == ["solo"]
     for query, status in (({"model": "nobody"}, 404), ({"period_s": 0}, 400), ({"period_s": 10**9}, 400)):

@@ -1,4 +1,4 @@
-"""A new control, a changed cluster file, a store that is away at the start: what was deployed stays deployed."""
+"""A new control, a changed cluster file, a store down at startup: what was deployed stays deployed."""
 
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.control.deploying.rig import QUICK, SWIFT, Rig, controlled, play, started
-from tests.control.deploying.test_stories import told
+from tests.control.deploying.test_rollouts import told
 from tests.control.deploying.world import NEW, OLD, World, revision, wait
 
 from forebay.control.plan import Plan
@@ -16,7 +16,7 @@ from forebay.store.database import StoreDown
 
 
 @pytest.mark.slow
-def test_a_new_control_goes_on_and_starts_nothing_anew(tmp_path: Path) -> None:
+def test_new_control_continues_a_rollout_without_restarting_units(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world) as rig:
             await rig.ready()
@@ -41,7 +41,7 @@ def test_a_new_control_goes_on_and_starts_nothing_anew(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_what_was_deployed_is_served_after_a_restart_of_everything(tmp_path: Path) -> None:
+def test_deployed_revision_is_served_after_a_full_restart(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world) as rig:
             await rig.ready()
@@ -62,7 +62,7 @@ def test_what_was_deployed_is_served_after_a_restart_of_everything(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_control_starts_while_the_store_is_down_and_keeps_what_was_deployed(tmp_path: Path) -> None:
+def test_control_starts_with_the_last_deployment_while_the_store_is_down(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world) as rig:
             await rig.ready()
@@ -108,7 +108,7 @@ def reloaded(rig: Rig, plan: Plan) -> Awaitable[None]:
     return take_over()
 
 
-def test_a_file_that_declares_something_else_counts_once_nothing_is_under_way(tmp_path: Path) -> None:
+def test_new_declared_revision_applies_only_after_the_rollout(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         await rig.deploy(course=SWIFT)
@@ -127,7 +127,7 @@ def test_a_file_that_declares_something_else_counts_once_nothing_is_under_way(tm
 
 
 @pytest.mark.slow
-def test_more_or_fewer_replicas_are_taken_over_while_one_is_rolled_out(tmp_path: Path) -> None:
+def test_replica_count_can_change_during_a_rollout(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world, newer = rig.world, revision("newer")
         await rig.deploy(course=SWIFT)
@@ -155,7 +155,7 @@ def test_more_or_fewer_replicas_are_taken_over_while_one_is_rolled_out(tmp_path:
     told(tmp_path, story)
 
 
-def test_a_model_that_is_taken_out_of_the_file_is_not_rolled_out(tmp_path: Path) -> None:
+def test_removing_a_model_ends_its_rollout(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         await rig.deploy()
         await rig.reaches(Phase.COMPARING)
@@ -167,7 +167,7 @@ def test_a_model_that_is_taken_out_of_the_file_is_not_rolled_out(tmp_path: Path)
     told(tmp_path, story)
 
 
-def test_a_file_that_was_changed_while_control_was_away_ends_a_rollout(tmp_path: Path) -> None:
+def test_file_changed_while_control_was_down_rolls_back(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         async with controlled(world) as rig:
             await rig.ready()
@@ -183,7 +183,7 @@ def test_a_file_that_was_changed_while_control_was_away_ends_a_rollout(tmp_path:
 
 
 @pytest.mark.slow
-def test_the_revision_of_the_file_can_be_deployed_again_without_a_registry(tmp_path: Path) -> None:
+def test_declared_revision_can_be_redeployed_without_a_registry(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         await rig.deploy(course=SWIFT)
         await rig.reaches(Phase.PROMOTED)

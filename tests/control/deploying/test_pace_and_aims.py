@@ -1,4 +1,4 @@
-"""Parts of deployments by themselves: how many requests there are, and who is asked when answers are judged."""
+"""Parts of deployments alone: request rates, and which replicas are compared and judged."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from forebay.store.rollouts import Row
 RULES = Rules((Rate("errors"),))
 
 
-def test_requests_are_counted_over_gateways_that_come_and_go() -> None:
+def test_request_rate_tolerates_gateway_restarts() -> None:
     page = (
         b"# TYPE forebay_requests_total counter\n"
         b'forebay_requests_total{model="chat",code="ok"} %d.0\n'
@@ -43,7 +43,7 @@ def test_requests_are_counted_over_gateways_that_come_and_go() -> None:
     assert pace.per_s("chat") is None
 
 
-def test_ready_replicas_are_asked_of_each_revision_and_of_the_models_that_judge() -> None:
+def test_aims_are_ready_replicas_of_both_revisions_and_of_judges() -> None:
     chat = {"name": "chat", "task": "chat", "source": "x", "engine": "synthetic"}
     cluster = Cluster.model_validate(
         {

@@ -1,7 +1,7 @@
-"""Controls that take turns, on clocks that run differently, each paused between any two steps: who acts, and when.
+"""Controls with drifting clocks, each paused between any two steps: at most one leads, and epochs stay in order.
 
-What one believes by its lease is true while clocks keep within their bounds. What is done, started, written and
-published is in order whatever clocks do: nothing of an older epoch comes after something of a newer one.
+At most one believes in its lease while clocks stay within the drift bound. Actions and writes are in epoch order
+whatever the clocks do: nothing of an older epoch follows something of a newer one.
 """
 
 import itertools
@@ -201,7 +201,7 @@ QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCh
 
 @QUICK
 @given(RATES, TURNS)
-def test_two_never_believe_that_they_lead_and_nothing_is_done_out_of_order(
+def test_at_most_one_leader_and_actions_in_epoch_order(
     store: Store, tmp_path: Path, rates: list[float], turns: list[Turn]
 ) -> None:
     live(store, tmp_path, rates, turns)
@@ -213,7 +213,7 @@ def test_two_never_believe_that_they_lead_and_nothing_is_done_out_of_order(
     TURNS,
     st.dictionaries(st.integers(0, 24), st.floats(-60, 60), min_size=1),
 )
-def test_nothing_is_done_out_of_order_whatever_clocks_do(
+def test_actions_stay_in_epoch_order_with_arbitrary_clocks(
     store: Store, tmp_path: Path, rates: list[float], turns: list[Turn], leaps: dict[int, float]
 ) -> None:
     live(store, tmp_path, rates, turns, leaps)
@@ -222,7 +222,9 @@ def test_nothing_is_done_out_of_order_whatever_clocks_do(
 @pytest.mark.slow
 @settings(QUICK, max_examples=500)
 @given(RATES, TURNS)
-def test_the_same_for_longer(store: Store, tmp_path: Path, rates: list[float], turns: list[Turn]) -> None:
+def test_at_most_one_leader_over_many_examples(
+    store: Store, tmp_path: Path, rates: list[float], turns: list[Turn]
+) -> None:
     live(store, tmp_path, rates, turns)
 
 
@@ -230,14 +232,14 @@ def turn(who: int, after_s: float, steps: int, wish: Wish) -> Turn:
     return Turn(who, after_s, steps, wish, down=False)
 
 
-def test_one_that_was_stopped_right_before_it_acts_or_writes_does_neither(store: Store, tmp_path: Path) -> None:
+def test_leader_paused_before_acting_is_fenced_when_it_resumes(store: Store, tmp_path: Path) -> None:
     for wish in (Wish.ACT, Wish.WRITE):
         turns = [turn(0, 0.0, 5, wish), turn(1, 9.0, 9, wish), turn(0, 0.0, 3, wish), turn(2, 9.0, 9, wish)]
         world = live(store, tmp_path, [1.0, 0.9, 1.1], turns)
         assert sorted({*world.done, *world.written}) == [1, 2, 3]
 
 
-def test_the_slowest_clock_that_may_be_is_quick_enough(store: Store, tmp_path: Path) -> None:
+def test_lease_tolerates_the_slowest_allowed_clock(store: Store, tmp_path: Path) -> None:
     slow, quick = 1 - DRIFT_MAX, 1.0
     turns = [turn(0, 0.0, 3, Wish.RENEW), turn(1, LEASE_S + 0.1, 9, Wish.ACT), turn(0, 0.0, 3, Wish.ACT)]
     assert set(live(store, tmp_path, [slow, quick, quick], turns).done) == {2}

@@ -1,4 +1,4 @@
-"""Several `forebay up` of one cluster on a real PostgreSQL, over stand-ins: killed, stopped, resumed, told to end."""
+"""Several `forebay up` of one cluster on a real PostgreSQL, over stand-ins: killed, stopped, resumed, terminated."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def controls(tmp_path: Path, server: Postgres) -> Iterator[Controls]:
     kill_all(made.run)
 
 
-def test_a_killed_leader_is_followed_by_the_one_that_waits_which_adopts_what_runs(controls: Controls) -> None:
+def test_standby_control_takes_over_from_a_killed_leader_and_adopts_units(controls: Controls) -> None:
     controls.pair()
     before, leader = controls.units(), controls.status(1)["leader"]
     assert leader["url"] == controls.url(0)
@@ -138,7 +138,7 @@ def test_a_killed_leader_is_followed_by_the_one_that_waits_which_adopts_what_run
     assert "stopped; no process is left" in controls.said(1)
 
 
-def test_a_leader_that_was_stopped_finds_itself_deposed_and_changes_nothing(controls: Controls) -> None:
+def test_resumed_leader_finds_itself_deposed_and_changes_nothing(controls: Controls) -> None:
     controls.pair()
     old = controls.processes[0]
     old.send_signal(signal.SIGSTOP)
@@ -163,7 +163,7 @@ def test_a_leader_that_was_stopped_finds_itself_deposed_and_changes_nothing(cont
     assert controls.epochs() == ["3"]
 
 
-def test_a_leader_that_is_asked_to_end_hands_over_and_one_that_waits_just_leaves(controls: Controls) -> None:
+def test_terminated_leader_hands_over_and_terminated_follower_exits(controls: Controls) -> None:
     controls.pair()
     before = controls.units()
     controls.processes[0].terminate()

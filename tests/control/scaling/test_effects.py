@@ -1,4 +1,4 @@
-"""What is said of a cluster file that changes how models are scaled."""
+"""Descriptions of cluster file changes that affect scaling."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ SCALED = {"scale": {"max": 4}}
         ),
     ],
 )
-def test_a_load_that_decides_is_said(before: dict[str, Any], after: dict[str, Any], done: list[str]) -> None:
+def test_scaling_changes_are_described(before: dict[str, Any], after: dict[str, Any], done: list[str]) -> None:
     assert list(effects(plan(cluster(**chat(**before))), plan(cluster(**chat(**after))))) == done
 
 

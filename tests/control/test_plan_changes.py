@@ -1,4 +1,4 @@
-"""Another plan for a running control: what is kept, what is replaced and how, what gateways are told."""
+"""A new plan for a running control: what is kept, how units are replaced, what is published."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,7 +36,7 @@ def pids(rig: Rig) -> dict[str, int]:
     return {unit.id: unit.pid for unit in [*status.gateways, *(r for m in status.models for r in m.replicas)]}
 
 
-def test_routes_and_counts_change_without_touching_what_stays(folder: Path) -> None:
+def test_route_and_count_changes_keep_other_units(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, wanted(folder, 2)) as rig:
             await rig.until(complete(rig))
@@ -56,7 +56,7 @@ def test_routes_and_counts_change_without_touching_what_stays(folder: Path) -> N
     run(test)
 
 
-def test_outdated_replicas_are_replaced_while_as_many_as_before_are_ready(folder: Path) -> None:
+def test_rolling_replacement_keeps_ready_count(folder: Path) -> None:
     async def test() -> None:
         rules = Rules(look_again_s=0.1, look_again_starting_s=0.05)
         async with controlled(folder, wanted(folder, 2), rules=rules) as rig:
@@ -78,7 +78,7 @@ def test_outdated_replicas_are_replaced_while_as_many_as_before_are_ready(folder
     run(test)
 
 
-def test_a_gateway_is_replaced_without_a_moment_in_which_none_listens(folder: Path) -> None:
+def test_replaced_gateway_starts_before_the_old_one_leaves_no_gap(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, wanted(folder, 1)) as rig:
             await rig.until(complete(rig))
@@ -95,7 +95,7 @@ def test_a_gateway_is_replaced_without_a_moment_in_which_none_listens(folder: Pa
     run(test)
 
 
-def test_a_model_that_is_removed_drains_and_is_no_longer_told_of(folder: Path) -> None:
+def test_removed_model_drains_and_leaves_snapshot_and_metrics(folder: Path) -> None:
     async def test() -> None:
         both = plan(folder, replica("chat-0"), replica("embed-0"))
         async with controlled(folder, both) as rig:
@@ -113,7 +113,7 @@ def test_a_model_that_is_removed_drains_and_is_no_longer_told_of(folder: Path) -
     run(test)
 
 
-def test_other_leases_are_lent_from_the_next_round_on(folder: Path) -> None:
+def test_changed_leases_apply_from_the_next_round(folder: Path) -> None:
     async def test() -> None:
         async with controlled(folder, wanted(folder, 1)) as rig:
             await rig.until(complete(rig))

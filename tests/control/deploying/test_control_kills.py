@@ -1,4 +1,4 @@
-"""Control is killed after every action and after every write in turn: it comes to the same end, by no worse way."""
+"""Control is killed after every action and every write in turn: the rollout still ends the same way."""
 
 import asyncio
 from collections.abc import Callable
@@ -131,7 +131,7 @@ def told(folder: Path, name: str, kill_at: tuple[str, int] = ("never", 0)) -> di
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "canary" else pytest.mark.slow) for name in sorted(COURSES)]
 )
-def test_without_being_killed_it_comes_to_its_end(tmp_path: Path, name: str) -> None:
+def test_rollout_completes_without_kills(tmp_path: Path, name: str) -> None:
     counts = told(tmp_path, name)
     assert counts["action"] > 5
     assert counts["write"] > 3
@@ -139,7 +139,7 @@ def test_without_being_killed_it_comes_to_its_end(tmp_path: Path, name: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COURSES))
-def test_at_the_end_nothing_is_done_any_more(tmp_path: Path, name: str) -> None:
+def test_ended_rollout_causes_no_further_actions(tmp_path: Path, name: str) -> None:
     async def test(world: World) -> None:
         story = Story(world, COURSES[name], ("never", 0))
         await story.play()
@@ -157,7 +157,7 @@ def test_at_the_end_nothing_is_done_any_more(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["action", "write"])
 @pytest.mark.parametrize("name", sorted(COURSES))
-def test_control_that_is_killed_anywhere_comes_to_the_same_end(tmp_path: Path, name: str, kind: str) -> None:
+def test_rollout_completes_with_control_killed_at_any_step(tmp_path: Path, name: str, kind: str) -> None:
     number = 1
     while told(tmp_path / str(number), name, (kind, number))[kind] >= number:
         number += 1

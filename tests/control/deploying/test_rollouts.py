@@ -1,4 +1,4 @@
-"""Rollouts over a store, units in memory and gateways that obey: what people expect, and what goes wrong."""
+"""Rollouts over a store, in-memory units and simulated gateways: the usual course, and faults."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def told(folder: Path, story: Story, prepare: Callable[[World], None] = lambda w
 
 
 @pytest.mark.slow
-def test_a_canary_that_is_fine_takes_over_step_by_step(tmp_path: Path) -> None:
+def test_healthy_canary_is_promoted_step_by_step(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         standing = await rig.deploy()
@@ -74,7 +74,7 @@ def test_a_canary_that_is_fine_takes_over_step_by_step(tmp_path: Path) -> None:
         ("worse", "errors"),
     ],
 )
-def test_a_canary_that_does_harm_is_taken_back_at_once(tmp_path: Path, how: str, said: str) -> None:
+def test_harmful_canary_is_rolled_back_at_once(tmp_path: Path, how: str, said: str) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         world.errors = {NEW: {"errors": 1.0, "worse": 0.2}.get(how, 0.0)}
@@ -99,7 +99,7 @@ def test_a_canary_that_does_harm_is_taken_back_at_once(tmp_path: Path, how: str,
 
 
 @pytest.mark.slow
-def test_a_revision_that_cannot_be_had_ends_its_rollout_and_may_be_tried_again(tmp_path: Path) -> None:
+def test_unpreparable_revision_is_rolled_back_and_can_be_retried(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         rig.world.shelf.broken[NEW] = "model.gguf: it has another SHA-256"
         await rig.deploy()
@@ -113,7 +113,7 @@ def test_a_revision_that_cannot_be_had_ends_its_rollout_and_may_be_tried_again(t
 
 
 @pytest.mark.slow
-def test_the_status_says_why_what_is_deployed_cannot_be_started(tmp_path: Path) -> None:
+def test_status_explains_why_the_deployed_revision_cannot_start(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         world.requests_per_s = 60.0
         async with controlled(world) as rig:
@@ -138,7 +138,7 @@ def test_the_status_says_why_what_is_deployed_cannot_be_started(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_time_of_a_download_is_not_the_time_of_a_start(tmp_path: Path) -> None:
+def test_download_time_does_not_count_as_start_time(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         rig.world.shelf.takes_s = 300.0
         await rig.deploy(course=SWIFT)
@@ -150,7 +150,7 @@ def test_the_time_of_a_download_is_not_the_time_of_a_start(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_replicas_that_never_get_ready_end_it(tmp_path: Path) -> None:
+def test_never_ready_replicas_roll_back(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         rig.world.never_ready.add(NEW)
         await rig.deploy()
@@ -161,7 +161,7 @@ def test_replicas_that_never_get_ready_end_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_while_the_store_is_down_nothing_goes_on_but_harm_is_stopped(tmp_path: Path) -> None:
+def test_store_outage_pauses_progress_but_stops_harm(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         await rig.deploy(course=replace(QUICK, steps=(Step(0.2, 20.0), Step(0.5, 600.0))))
@@ -194,7 +194,7 @@ def test_while_the_store_is_down_nothing_goes_on_but_harm_is_stopped(tmp_path: P
     told(tmp_path, story)
 
 
-def test_a_write_whose_answer_is_lost_is_not_done_twice(tmp_path: Path) -> None:
+def test_lost_commit_response_does_not_repeat_the_write(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         store = rig.world.store
         store.loses_answer = True
@@ -210,7 +210,7 @@ def test_a_write_whose_answer_is_lost_is_not_done_twice(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-def test_a_share_falls_with_the_replicas_that_carry_it(tmp_path: Path) -> None:
+def test_share_drops_when_its_replicas_are_not_ready(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         await rig.deploy(course=SWIFT)
@@ -224,7 +224,7 @@ def test_a_share_falls_with_the_replicas_that_carry_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_people_can_pause_go_on_and_end(tmp_path: Path) -> None:
+def test_rollout_can_be_paused_resumed_promoted_and_aborted(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         await rig.deploy()
         await rig.reaches(Phase.COMPARING)
@@ -250,7 +250,7 @@ def test_people_can_pause_go_on_and_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shadows_and_ab_tests_move_nothing(tmp_path: Path) -> None:
+def test_shadow_and_ab_rollouts_change_no_target(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         for kind in (Kind.SHADOW, Kind.AB):
@@ -283,7 +283,7 @@ def test_shadows_and_ab_tests_move_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_deployed_is_refused_by_name(
+def test_invalid_deploy_request_names_the_parameter(
     tmp_path: Path, wish: RolloutRequest, said: str, param: str
 ) -> None:
     async def story(rig: Rig) -> None:
@@ -300,7 +300,7 @@ def test_what_cannot_be_deployed_is_refused_by_name(
     told(tmp_path, story)
 
 
-def test_a_golden_set_that_cannot_be_read_is_said_before_anything_begins(tmp_path: Path) -> None:
+def test_unreadable_golden_set_is_rejected_at_deploy(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         with pytest.raises(DeployRefused, match=r"gone\.jsonl: it cannot be read"):
             await rig.deploy()
@@ -312,7 +312,9 @@ def mistaken(*_: object) -> None:
     raise KeyError("of ours")
 
 
-def test_a_mistake_about_rollouts_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_in_deployments_leaves_reconciling_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(rig: Rig) -> None:
         world = rig.world
         await rig.deploy()
@@ -330,7 +332,7 @@ def test_a_mistake_about_rollouts_costs_nothing_else(tmp_path: Path, monkeypatch
     told(tmp_path, story)
 
 
-def test_a_cluster_that_stops_rolls_nothing_back(tmp_path: Path) -> None:
+def test_shutdown_does_not_roll_back(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
         await rig.deploy()
         await rig.reaches(Phase.COMPARING)

@@ -1,4 +1,4 @@
-"""Parts of the scaler by themselves: sizes of plans, times of starts, readings."""
+"""Parts of the scaler alone: sized plans, start times, readings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def plan(folder: Path, replicas: int = 2) -> Plan:
 
 
 @pytest.mark.parametrize("several", [0, 1, 2, 5])
-def test_a_size_has_the_slots_from_zero_on_and_the_next_one_as_its_spare(tmp_path: Path, several: int) -> None:
+def test_sized_model_has_the_first_slots_and_the_next_as_spare(tmp_path: Path, several: int) -> None:
     sizer, whole = Sizer(), plan(tmp_path)
     sized = sizer.sized(whole, {"chat": Size(several, several == 0, 3.0)})
     [chat, other] = sized.models
@@ -44,7 +44,7 @@ def test_a_size_has_the_slots_from_zero_on_and_the_next_one_as_its_spare(tmp_pat
     assert all(slot.digest == wanted.digest for slot, wanted in zip(chat.slots, larger.slots, strict=several > 0))
 
 
-def test_the_same_size_is_the_same_object_and_slots_are_made_once(tmp_path: Path) -> None:
+def test_sizer_caches_models_and_slots(tmp_path: Path) -> None:
     sizer, whole = Sizer(), plan(tmp_path)
     large = sizer.sized(whole, {"chat": Size(6)}).models[0]
     assert sizer.sized(whole, {"chat": Size(6)}).models[0] is large
@@ -60,7 +60,7 @@ def moved(event: Event, slot: str = "chat-0", generation: int = 1) -> Move:
     return Move(slot, generation, STARTING, READY, event, "")
 
 
-def test_a_start_lasts_from_being_placed_to_being_ready() -> None:
+def test_start_time_is_measured_from_placed_to_ready() -> None:
     starts = Starts()
     assert starts.look([moved(Event.PLACED), moved(Event.PLACED, "my-chat-1")], 10.0) == []
     assert starts.look([moved(Event.LOADS)], 12.0) == []
@@ -70,7 +70,7 @@ def test_a_start_lasts_from_being_placed_to_being_ready() -> None:
     assert starts.look([moved(Event.ADOPTED, "x-0"), moved(Event.SERVES, "x-0")], 18.0) == []
 
 
-def test_cold_starts_are_those_of_the_revision_or_else_of_the_last_one() -> None:
+def test_cold_start_estimate_falls_back_to_the_latest_revision() -> None:
     taken: dict[str, tuple[float, ...]] = {}
     assert cold_start_s(taken, "a") is None
     for seconds in range(1, 31):
@@ -100,7 +100,7 @@ def look(**more: Any) -> Look:
 PRESSED = Pressed(10, 1, 100, 8, 80, 6.0, (0,) * 9 + (8, 0) + (0,) * 7, (0,) * (len(TOKEN_SECONDS) + 1), 3, 30, 12)
 
 
-def test_a_reading_is_what_everybody_says_together() -> None:
+def test_reading_combines_gateways_and_replicas() -> None:
     assert len(PRESSED.ttft) == len(SECONDS) + 1
     slo = Slo(ttft_p99_ms=750.0)
     found = make_reading("chat", slo, Collected(2.0, {"chat": PRESSED}), look(), at=5.0, cold_start_s=4.0)
@@ -115,7 +115,7 @@ def test_a_reading_is_what_everybody_says_together() -> None:
     assert (found.predicted_ttft_s, found.predicted_tpot_s, found.gpus) == (0.4, 0.02, 0.5)
 
 
-def test_what_rests_is_not_ready_and_of_two_revisions_the_larger_side_counts() -> None:
+def test_reading_excludes_standby_and_counts_the_larger_revision() -> None:
     collected = Collected(1.0, {"chat": PRESSED})
     resting = look(resting={("chat-1", 1)}, duty={"chat": 0.8})
     found = make_reading("chat", Slo(), collected, resting, at=0.0, cold_start_s=None)
@@ -126,6 +126,6 @@ def test_what_rests_is_not_ready_and_of_two_revisions_the_larger_side_counts() -
     assert rolling.ready == 2
 
 
-def test_without_an_answer_of_every_gateway_there_is_no_reading() -> None:
+def test_reading_requires_every_gateway() -> None:
     assert make_reading("chat", Slo(), None, look(), at=0.0, cold_start_s=None) is None
     assert make_reading("chat", Slo(), Collected(1.0, {}), look(), at=0.0, cold_start_s=None) is None

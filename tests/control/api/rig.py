@@ -1,4 +1,4 @@
-"""The admin API over parts that a test chooses: a caller of any role, a registry of its own, rollouts as told."""
+"""The admin API over parts that a test chooses: a caller of any role, its own registry, scripted reloads."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
