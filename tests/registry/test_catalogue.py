@@ -1,4 +1,4 @@
-"""The registry: what is registered stays as it was, is served when it is approved, and is proved to the last byte."""
+"""The registry: artifacts are immutable, served once approved, and verified to the last byte."""
 
 import base64
 import json
@@ -69,9 +69,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_what_was_registered_is_served_as_it_was_whatever_becomes_of_the_source(
-    registry: Registry, model: Path
-) -> None:
+def test_registered_artifact_is_independent_of_its_source(registry: Registry, model: Path) -> None:
     before = contents(model)
     listed = registry.add(WHAT, model, ANN, quiet)
     (model / "model.bin").write_bytes(b"something else")
@@ -82,7 +80,7 @@ def test_what_was_registered_is_served_as_it_was_whatever_becomes_of_the_source(
     assert listed.standing.state is ApprovalState.APPROVED
 
 
-def test_the_same_content_is_one_revision_and_other_settings_make_another(registry: Registry, model: Path) -> None:
+def test_revision_is_identified_by_content_and_settings(registry: Registry, model: Path) -> None:
     first = registry.add(WHAT, model, ANN, quiet)
     assert registry.add(WHAT, model, BOB, quiet) == first
     other = registry.add(Description("chat", "./model", Task.CHAT, "openvino", {"threads": 3}), model, ANN, quiet)
@@ -91,16 +89,14 @@ def test_the_same_content_is_one_revision_and_other_settings_make_another(regist
     assert [each.revision.id for each in registry.revisions("chat")] == [first.revision.id, other.revision.id]
 
 
-def test_every_content_is_kept_once(registry: Registry, model: Path, tmp_path: Path) -> None:
+def test_identical_contents_are_stored_once_and_read_only(registry: Registry, model: Path, tmp_path: Path) -> None:
     registry.add(WHAT, model, ANN, quiet)
     blobs = [each for each in (tmp_path / "registry" / "blobs").rglob("*") if each.is_file()]
     assert len(blobs) == 2
     assert all(not os.stat(blob).st_mode & 0o222 for blob in blobs)
 
 
-def test_a_content_that_is_registered_again_stays_one_file_unless_it_was_damaged(
-    registry: Registry, model: Path, tmp_path: Path
-) -> None:
+def test_reregistered_content_is_reused_unless_damaged(registry: Registry, model: Path, tmp_path: Path) -> None:
     def files() -> set[int]:
         kept = (each for each in (tmp_path / "registry").rglob("*") if each.is_file() and each.stat().st_size)
         return {each.stat().st_ino for each in kept}
@@ -118,7 +114,7 @@ def test_a_content_that_is_registered_again_stays_one_file_unless_it_was_damaged
     assert contents(path) == contents(model)
 
 
-def test_a_lone_file_has_the_digest_that_everybody_computes(registry: Registry, tmp_path: Path) -> None:
+def test_single_file_artifact_digest_is_its_sha256(registry: Registry, tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"abc")
     listed = registry.add(WHAT, file, ANN, quiet)
@@ -127,7 +123,7 @@ def test_a_lone_file_has_the_digest_that_everybody_computes(registry: Registry, 
     assert (path.name, path.read_bytes()) == ("m.gguf", b"abc")
 
 
-def test_nobody_is_served_what_is_not_approved(tmp_path: Path, model: Path) -> None:
+def test_only_approved_revisions_are_served(tmp_path: Path, model: Path) -> None:
     registry = make(tmp_path, ApprovalRules(approvals_min=2))
     id = registry.add(WHAT, model, ANN, quiet).revision.id
     with pytest.raises(RegistryError, match=rf"chat@{id}: is pending: 2 approvals of 2 missing"):
@@ -144,7 +140,7 @@ def test_nobody_is_served_what_is_not_approved(tmp_path: Path, model: Path) -> N
         registry.open("chat", id, quiet)
 
 
-def test_an_alias_leads_to_one_revision_at_a_time(registry: Registry, model: Path) -> None:
+def test_alias_points_to_one_revision_at_a_time(registry: Registry, model: Path) -> None:
     first = registry.add(WHAT, model, ANN, quiet).revision.id
     (model / "model.bin").write_bytes(b"2")
     second = registry.add(WHAT, model, ANN, quiet).revision.id
@@ -159,9 +155,7 @@ def test_an_alias_leads_to_one_revision_at_a_time(registry: Registry, model: Pat
         registry.set_alias("chat", "stable", "r-none", ANN)
 
 
-def test_what_nobody_needs_any_more_is_removed_and_nothing_else(
-    registry: Registry, model: Path, tmp_path: Path
-) -> None:
+def test_sweep_removes_only_unreferenced_contents(registry: Registry, model: Path, tmp_path: Path) -> None:
     listed = registry.add(WHAT, model, ANN, quiet)
     stray = tmp_path / "registry" / "blobs" / "ab" / ("ab" * 32)
     stray.parent.mkdir(exist_ok=True)
@@ -174,7 +168,7 @@ def test_what_nobody_needs_any_more_is_removed_and_nothing_else(
     registry.open("chat", listed.revision.id, quiet)
 
 
-def test_a_tree_that_is_gone_is_made_again_from_contents_and_lost_contents_are_told(
+def test_missing_tree_is_rebuilt_and_missing_contents_are_reported(
     registry: Registry, model: Path, tmp_path: Path
 ) -> None:
     listed = registry.add(WHAT, model, ANN, quiet)
@@ -192,9 +186,7 @@ def test_a_tree_that_is_gone_is_made_again_from_contents_and_lost_contents_are_t
     assert registry.verify(quiet) == []
 
 
-def test_a_folder_without_files_and_a_link_that_was_slipped_in_are_refused(
-    registry: Registry, model: Path, tmp_path: Path
-) -> None:
+def test_empty_folder_and_added_symlink_are_rejected(registry: Registry, model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RegistryError, match="no files"):
         registry.add(WHAT, tmp_path / "empty", ANN, quiet)
@@ -206,7 +198,7 @@ def test_a_folder_without_files_and_a_link_that_was_slipped_in_are_refused(
 
 
 @pytest.mark.slow
-def test_every_changed_byte_of_every_file_is_found_and_named(registry: Registry, model: Path, tmp_path: Path) -> None:
+def test_every_changed_byte_of_an_artifact_is_detected(registry: Registry, model: Path, tmp_path: Path) -> None:
     listed = registry.add(WHAT, model, ANN, quiet)
     tree = tmp_path / "registry" / "trees" / listed.revision.artifact
     for file in sorted(each for each in tree.rglob("*") if each.is_file()):
@@ -232,9 +224,7 @@ COLUMNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_every_changed_byte_of_what_is_written_down_is_found_and_named(
-    tmp_path: Path, model: Path, table: str, column: str
-) -> None:
+def test_every_changed_byte_of_a_record_is_detected(tmp_path: Path, model: Path, table: str, column: str) -> None:
     registry = make(tmp_path, ApprovalRules(approvals_min=1))
     id = registry.add(WHAT, model, ANN, quiet).revision.id
     registry.step("chat", id, Step.APPROVE, BOB)
@@ -261,7 +251,7 @@ def test_every_changed_byte_of_what_is_written_down_is_found_and_named(
         ("DELETE FROM events WHERE kind = 'revision.reject'", "the event log has 2"),
     ],
 )
-def test_a_rejection_cannot_be_taken_back_by_who_can_write_to_the_store(
+def test_rejection_cannot_be_undone_by_editing_the_store(
     tmp_path: Path, model: Path, statement: str, said: str
 ) -> None:
     registry = make(tmp_path, ApprovalRules(approvals_min=1))
@@ -275,7 +265,7 @@ def test_a_rejection_cannot_be_taken_back_by_who_can_write_to_the_store(
     assert registry.verify(quiet)
 
 
-def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Path, model: Path) -> None:
+def test_publishers_setting_requires_one_of_their_signatures(tmp_path: Path, model: Path) -> None:
     ours, theirs = own_signer(tmp_path / "ours.pem"), own_signer(tmp_path / "theirs.pem")
     registry = make(tmp_path, ApprovalRules(), (ours.public,))
     id = registry.add(WHAT, model, ANN, quiet).revision.id
@@ -306,7 +296,7 @@ def test_with_publishers_only_what_one_of_them_has_signed_is_served(tmp_path: Pa
                 assert any("a signature was changed" in each for each in registry.verify(quiet))
 
 
-def test_what_another_registry_has_signed_is_not_approved(tmp_path: Path, model: Path) -> None:
+def test_approval_signed_by_another_registry_is_rejected(tmp_path: Path, model: Path) -> None:
     registry = make(tmp_path, ApprovalRules())
     id = registry.add(WHAT, model, ANN, quiet).revision.id
     (tmp_path / "registry.key").unlink()
@@ -321,9 +311,7 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_what_is_encrypted_is_on_no_disk_in_the_clear_and_served_from_memory(
-    tmp_path: Path, memory: Path, model: Path
-) -> None:
+def test_encrypted_artifact_is_never_on_disk_in_plaintext(tmp_path: Path, memory: Path, model: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(base64.b64encode(os.urandom(32)))
     registry = make(
@@ -357,7 +345,7 @@ def test_what_is_encrypted_is_on_no_disk_in_the_clear_and_served_from_memory(
         on_a_disk.rmdir()
 
 
-def test_memory_that_others_can_reach_is_not_used(tmp_path: Path, memory: Path, model: Path) -> None:
+def test_memory_folder_writable_by_others_is_rejected(tmp_path: Path, memory: Path, model: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(base64.b64encode(os.urandom(32)))
     (memory / "open").mkdir()
@@ -373,7 +361,7 @@ def test_memory_that_others_can_reach_is_not_used(tmp_path: Path, memory: Path, 
     assert contents(memory) == {}
 
 
-def test_what_was_tampered_with_in_the_vault_is_refused_and_named(tmp_path: Path, memory: Path, model: Path) -> None:
+def test_tampering_with_the_vault_is_detected_and_named(tmp_path: Path, memory: Path, model: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(base64.b64encode(os.urandom(32)))
     vault = Vault(tmp_path / "registry", KeyFile(key), memory)

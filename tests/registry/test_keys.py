@@ -1,4 +1,4 @@
-"""The file of API keys: private, whole, and changed by one at a time."""
+"""The API key file: private, never corrupted, and changed by one writer at a time."""
 
 import os
 import stat
@@ -20,11 +20,11 @@ def add(path: Path, *records: KeyRecord) -> None:
     change_keys(path, lambda before: ((*before, *records), None))
 
 
-def test_without_a_file_there_are_no_keys(tmp_path: Path) -> None:
+def test_missing_file_has_no_keys(tmp_path: Path) -> None:
     assert read_keys(tmp_path / "keys.json") == ()
 
 
-def test_what_is_written_is_read_in_order_by_the_owner_only(tmp_path: Path) -> None:
+def test_keys_keep_their_order_in_a_file_readable_by_the_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "run" / "keys.json"
     add(path, ONE)
     add(path, TWO)
@@ -34,7 +34,7 @@ def test_what_is_written_is_read_in_order_by_the_owner_only(tmp_path: Path) -> N
     assert {stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()} == {0o600}
 
 
-def test_a_change_may_say_something_and_its_mistake_changes_nothing(tmp_path: Path) -> None:
+def test_change_returns_a_value_and_its_exception_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, ONE, TWO)
     assert change_keys(path, lambda before: (before[1:], len(before))) == 2
@@ -47,7 +47,7 @@ def test_a_change_may_say_something_and_its_mistake_changes_nothing(tmp_path: Pa
     assert read_keys(path) == (TWO,)
 
 
-def test_changes_at_the_same_time_come_one_after_the_other(tmp_path: Path) -> None:
+def test_concurrent_changes_are_serialised(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     records = [replace(ONE, id=f"{n:08}") for n in range(40)]
     writers = [threading.Thread(target=add, args=(path, record)) for record in records]
@@ -72,7 +72,7 @@ def test_changes_at_the_same_time_come_one_after_the_other(tmp_path: Path) -> No
         b'{"keys": [], "kyes": []}',
     ],
 )
-def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_file_is_rejected_and_left_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "keys.json"
     path.write_bytes(content)
 
@@ -83,7 +83,7 @@ def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path: Path, content: byt
     assert path.read_bytes() == content
 
 
-def test_an_id_is_there_once(tmp_path: Path) -> None:
+def test_duplicate_ids_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, ONE, TWO, replace(TWO, id=ONE.id))
 
@@ -91,7 +91,7 @@ def test_an_id_is_there_once(tmp_path: Path) -> None:
         read_keys(path)
 
 
-def test_there_is_a_bound_on_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_keys_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "KEYS_MAX", 1)
     add(tmp_path / "keys.json", ONE)
 
@@ -99,7 +99,7 @@ def test_there_is_a_bound_on_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         add(tmp_path / "keys.json", TWO)
 
 
-def test_a_place_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+def test_unreadable_or_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "keys.json").mkdir()
     (tmp_path / "file").write_text("")
 
@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None
         add(tmp_path / "file" / "keys.json", ONE)
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys.json"
     add(path, ONE)
 
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatc
     assert not path.with_name("keys.json.new").exists()
 
 
-def test_a_draft_that_somebody_left_open_to_all_becomes_private(tmp_path: Path) -> None:
+def test_leftover_world_readable_draft_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     draft = path.with_name("keys.json.new")
     draft.write_text("left by a crash" * 100)
@@ -134,7 +134,7 @@ def test_a_draft_that_somebody_left_open_to_all_becomes_private(tmp_path: Path) 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_change_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_syncs_the_file_and_then_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[bool, bool]] = []
     path = tmp_path / "keys.json"
     fsync = os.fsync

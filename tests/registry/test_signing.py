@@ -1,4 +1,4 @@
-"""Keys and signatures: what is signed is known, everything else is not."""
+"""Keys and signatures: valid ones are recognised, everything else is rejected."""
 
 import base64
 import subprocess
@@ -12,7 +12,7 @@ from forebay.registry.signing import is_signed, own_signer, read_public, read_si
 from forebay.registry.sources import SourceError
 
 
-def test_a_key_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_key_is_created_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "new" / "registry.key"
     first = own_signer(path)
     assert own_signer(path).public == first.public
@@ -20,7 +20,7 @@ def test_a_key_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["registry.key"]
 
 
-def test_the_holder_of_the_key_has_signed_this_message_and_no_other(tmp_path: Path) -> None:
+def test_signature_is_valid_only_for_its_message_and_key(tmp_path: Path) -> None:
     ours, other = own_signer(tmp_path / "a"), own_signer(tmp_path / "b")
     signature = ours.sign(b"message")
     assert is_signed(b"message", signature, ours.public)
@@ -29,7 +29,7 @@ def test_the_holder_of_the_key_has_signed_this_message_and_no_other(tmp_path: Pa
     assert not is_signed(b"message", other.sign(b"message"), ours.public)
 
 
-def test_other_text_for_the_same_signature_is_none(tmp_path: Path) -> None:
+def test_non_canonical_base64_signature_is_rejected(tmp_path: Path) -> None:
     ours = own_signer(tmp_path / "a")
     signature = ours.sign(b"message")
     last = signature[-3]
@@ -40,7 +40,7 @@ def test_other_text_for_the_same_signature_is_none(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=100), st.text(max_size=60))
-def test_what_is_no_signature_is_none(signature: str, public: str) -> None:
+def test_arbitrary_text_is_no_valid_signature(signature: str, public: str) -> None:
     assert not is_signed(b"message", signature, public)
 
 
@@ -55,7 +55,7 @@ def test_keys_of_openssl_are_read(tmp_path: Path) -> None:
         read_signer(public)
 
 
-def test_other_keys_and_no_keys_are_named(tmp_path: Path) -> None:
+def test_unsupported_and_unreadable_keys_are_reported(tmp_path: Path) -> None:
     rsa, public = tmp_path / "rsa.pem", tmp_path / "rsa.pub"
     subprocess.run(["openssl", "genpkey", "-algorithm", "x25519", "-out", rsa], check=True)
     subprocess.run(["openssl", "pkey", "-in", rsa, "-pubout", "-out", public], check=True)

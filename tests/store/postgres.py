@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: made anew, on a free port of 127.0.0.1, killed and started again at will."""
+"""A real PostgreSQL for tests on a free port of 127.0.0.1, which can be killed and restarted."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Opening a store: made, brought up to date, refused with a reason; transactions keep all or nothing."""
+"""Opening a store: created, migrated, rejected with a reason; transactions are atomic."""
 
 import sqlite3
 import subprocess
@@ -20,12 +20,12 @@ from forebay.store.schema import ALIASES, METADATA
 ALIAS = {"model": "m", "alias": "champion", "revision": "r-1", "changed_at": 1.0, "changed_by": "ann"}
 
 
-def test_migrations_make_the_tables_that_the_code_uses(store: Store) -> None:
+def test_migrations_match_the_schema(store: Store) -> None:
     with store.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
-def test_every_migration_is_known_in_its_order() -> None:
+def test_revisions_lists_every_migration_in_order() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
@@ -37,7 +37,7 @@ def test_every_migration_is_known_in_its_order() -> None:
     assert tuple(reversed(found)) == REVISIONS
 
 
-def test_a_store_that_is_opened_again_has_what_it_had(url: str) -> None:
+def test_reopened_store_keeps_its_data(url: str) -> None:
     first = open_store(url)
     with first.write() as connection:
         connection.execute(insert(ALIASES).values(ALIAS))
@@ -48,7 +48,7 @@ def test_a_store_that_is_opened_again_has_what_it_had(url: str) -> None:
     again.close()
 
 
-def test_many_may_open_a_new_store_at_once(url: str) -> None:
+def test_new_store_can_be_opened_concurrently(url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         stores = list(pool.map(open_store, [url] * 6))
     for store in stores:
@@ -57,7 +57,7 @@ def test_many_may_open_a_new_store_at_once(url: str) -> None:
         store.close()
 
 
-def test_a_store_of_a_newer_version_is_left_alone(url: str) -> None:
+def test_store_with_a_newer_schema_is_rejected(url: str) -> None:
     store = open_store(url)
     with store.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -66,7 +66,7 @@ def test_a_store_of_a_newer_version_is_left_alone(url: str) -> None:
         open_store(url)
 
 
-def test_what_is_there_already_is_a_conflict_and_changes_nothing(store: Store) -> None:
+def test_duplicate_row_is_a_conflict_and_rolls_back(store: Store) -> None:
     with store.write() as connection:
         connection.execute(insert(ALIASES).values(ALIAS))
     with pytest.raises(Conflict), store.write() as connection:
@@ -75,7 +75,7 @@ def test_what_is_there_already_is_a_conflict_and_changes_nothing(store: Store) -
         assert [row.alias for row in connection.execute(select(ALIASES))] == ["champion"]
 
 
-def test_one_who_reads_sees_one_state(store: Store) -> None:
+def test_readers_have_snapshot_isolation(store: Store) -> None:
     with store.read() as reader:
         assert reader.execute(select(ALIASES)).all() == []
         with store.write() as writer:
@@ -96,24 +96,24 @@ def test_one_who_reads_sees_one_state(store: Store) -> None:
         ("sqlite:////proc/nowhere/x.db", "cannot be written"),
     ],
 )
-def test_what_is_no_store_is_refused_with_what_would_be_one(url: str, said: str) -> None:
+def test_invalid_store_url_is_rejected_with_a_hint(url: str, said: str) -> None:
     with pytest.raises(StoreError, match=said):
         open_store(url)
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, " * 100)
     with pytest.raises(StoreError, match=r"notes\.txt.*not a database"):
         open_store(f"sqlite:///{path}")
 
 
-def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
+def test_database_file_is_private(tmp_path: Path) -> None:
     open_store(f"sqlite:///{tmp_path}/a.db").close()
     assert (tmp_path / "a.db").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_server_that_is_not_there_is_down_and_its_password_is_not_told() -> None:
+def test_unreachable_server_is_reported_without_the_password() -> None:
     with pytest.raises(StoreDown) as caught:
         open_store("postgresql://forebay:secret@127.0.0.1:1/forebay")
     assert "127.0.0.1:1" in str(caught.value)
@@ -121,7 +121,7 @@ def test_a_server_that_is_not_there_is_down_and_its_password_is_not_told() -> No
     assert "secret" not in repr(caught.value.__cause__)
 
 
-def test_a_lock_that_somebody_holds_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_timeout_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.store.database.LOCK_TIMEOUT_S", 0.05)
     store = open_store(f"sqlite:///{tmp_path}/a.db")
     other = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
@@ -149,7 +149,7 @@ for n in range(1000):
 
 
 @pytest.mark.slow
-def test_what_was_kept_outlives_a_process_that_is_killed(url: str) -> None:
+def test_committed_data_survives_a_killed_process(url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, url], capture_output=True, text=True, check=False, timeout=60
     )
@@ -163,7 +163,7 @@ def test_what_was_kept_outlives_a_process_that_is_killed(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_comes_back_is_used_again(postgres: Postgres) -> None:
+def test_store_reconnects_to_a_restarted_server(postgres: Postgres) -> None:
     store = open_store(postgres.make("killed"))
     with store.write() as connection:
         events.append(connection, at=1.0, actor="a", kind="k", subject="before")
@@ -177,6 +177,6 @@ def test_a_server_that_is_killed_and_comes_back_is_used_again(postgres: Postgres
     store.close()
 
 
-def test_the_newest_schema_is_the_last_one() -> None:
+def test_head_is_the_last_revision() -> None:
     assert REVISIONS[-1] == HEAD
     assert sorted(REVISIONS) == list(REVISIONS)

@@ -1,4 +1,4 @@
-"""The event log: in order, complete, and nobody changes it unnoticed."""
+"""The event log: ordered, complete, and tamper-evident."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +25,7 @@ def write(store: Store, subject: str, why: str = "", document: object = None, cl
         )
 
 
-def test_events_come_back_as_they_were_in_their_order(store: Store) -> None:
+def test_events_are_read_back_in_order(store: Store) -> None:
     written = [
         write(store, f"model/{n % 3}", why=f"wh\u00ffy {n}", document={"n": n, "x": [1.5, None]}) for n in range(7)
     ]
@@ -38,7 +38,7 @@ def test_events_come_back_as_they_were_in_their_order(store: Store) -> None:
     assert written[0].document == '{"n":0,"x":[1.5,null]}'
 
 
-def test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike(store: Store) -> None:
+def test_subject_filter_matches_whole_path_components(store: Store) -> None:
     for subject in ("model/a", "model/a/r-1", "model/ab", "model/a%", "model/a_/x"):
         write(store, subject)
     with store.read() as connection:
@@ -47,7 +47,7 @@ def test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike(sto
         assert [event.subject for event in events.since(connection, subject="model/a_")] == ["model/a_/x"]
 
 
-def test_a_cluster_has_its_own_events_and_those_that_all_share(store: Store) -> None:
+def test_cluster_filter_includes_shared_events(store: Store) -> None:
     for cluster in ("a", "", "b", "a"):
         write(store, "model/chat", cluster=cluster)
     with store.read() as connection:
@@ -58,7 +58,7 @@ def test_a_cluster_has_its_own_events_and_those_that_all_share(store: Store) -> 
 
 
 @pytest.mark.parametrize(("was", "told"), [("a", ""), ("", "a"), ("a", "b")])
-def test_an_event_that_is_moved_to_another_cluster_is_named(store: Store, was: str, told: str) -> None:
+def test_verify_detects_an_event_moved_to_another_cluster(store: Store, was: str, told: str) -> None:
     write(store, "model/chat", cluster=was)
     with store.write() as connection:
         connection.execute(update(EVENTS).values(cluster=told))
@@ -66,7 +66,7 @@ def test_an_event_that_is_moved_to_another_cluster_is_named(store: Store, was: s
         assert "event 1 was changed" in str(events.verify(connection))
 
 
-def test_more_events_than_a_page_holds_are_all_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_read_across_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAGE", 3)
     for _ in range(10):
         write(store, "x")
@@ -74,7 +74,7 @@ def test_more_events_than_a_page_holds_are_all_read(store: Store, monkeypatch: p
         assert [event.number for event in events.since(connection)] == list(range(1, 11))
 
 
-def test_an_event_of_a_transaction_that_fails_has_not_happened(store: Store) -> None:
+def test_event_of_a_rolled_back_transaction_is_discarded(store: Store) -> None:
     write(store, "kept")
 
     def twice() -> None:
@@ -89,7 +89,7 @@ def test_an_event_of_a_transaction_that_fails_has_not_happened(store: Store) -> 
         assert events.verify(connection) is None
 
 
-def test_many_who_write_at_once_make_one_chain(store: Store) -> None:
+def test_concurrent_writers_form_one_chain(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         numbers = list(pool.map(lambda n: write(store, f"s{n}").number, range(40)))
     assert sorted(numbers) == list(range(1, 41))
@@ -112,7 +112,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_a_changed_event_is_named(store: Store, field: str) -> None:
+def test_verify_names_a_changed_event(store: Store, field: str) -> None:
     for n in range(4):
         write(store, "model/1", why="because", document={"n": n})
     with store.write() as connection:
@@ -122,7 +122,7 @@ def test_a_changed_event_is_named(store: Store, field: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "said"), [(1, "event 1 is missing"), (4, "the last event is 3, but 4 were")])
-def test_an_event_that_was_taken_out_is_missed(store: Store, number: int, said: str) -> None:
+def test_verify_detects_a_removed_event(store: Store, number: int, said: str) -> None:
     for _ in range(4):
         write(store, "model/1")
     with store.write() as connection:
@@ -131,7 +131,7 @@ def test_an_event_that_was_taken_out_is_missed(store: Store, number: int, said: 
         assert said in str(events.verify(connection))
 
 
-def test_a_log_that_was_emptied_does_not_look_new(store: Store) -> None:
+def test_verify_detects_an_emptied_log(store: Store) -> None:
     write(store, "x")
     with store.write() as connection:
         connection.execute(delete(EVENTS))

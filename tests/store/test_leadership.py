@@ -1,4 +1,4 @@
-"""Who leads: one at a time, an epoch of its own for each, and nothing is written by who leads no more."""
+"""Leadership: one leader at a time, each with its own epoch, and no writes by deposed leaders."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ def aliases(store: Store, cluster: str) -> list[str]:
         return list(connection.execute(asked).scalars())
 
 
-def test_the_first_one_leads_and_the_second_one_waits_and_is_told_who_does(made: Made) -> None:
+def test_first_applicant_leads_and_the_second_learns_the_leader(made: Made) -> None:
     a, b = made("a"), made("b")
     assert a.apply() == Leader(1, "a", "http://a", 60.0)
     told = b.apply()
@@ -71,7 +71,7 @@ def test_the_first_one_leads_and_the_second_one_waits_and_is_told_who_does(made:
     assert a.renew(1) == 0
 
 
-def test_a_lease_that_has_ended_goes_to_who_takes_it_with_a_new_epoch(store: Store, made: Made) -> None:
+def test_expired_lease_is_taken_over_with_a_new_epoch(store: Store, made: Made) -> None:
     a, b = made("a"), made("b")
     a.apply()
     end_lease(store)
@@ -84,7 +84,7 @@ def test_a_lease_that_has_ended_goes_to_who_takes_it_with_a_new_epoch(store: Sto
     assert a.apply().epoch == 3
 
 
-def test_a_lease_that_has_ended_and_was_not_taken_is_renewed(store: Store, made: Made) -> None:
+def test_expired_lease_can_be_renewed_if_not_taken_over(store: Store, made: Made) -> None:
     a, b = made("a"), made("b")
     a.apply()
     end_lease(store)
@@ -92,7 +92,7 @@ def test_a_lease_that_has_ended_and_was_not_taken_is_renewed(store: Store, made:
     assert b.apply().holder == "a"
 
 
-def test_a_lease_that_is_given_back_can_be_had_at_once(made: Made) -> None:
+def test_resigned_lease_is_available_immediately(made: Made) -> None:
     a, b = made("a"), made("b")
     a.apply()
     b.apply()
@@ -103,15 +103,13 @@ def test_a_lease_that_is_given_back_can_be_had_at_once(made: Made) -> None:
     assert b.renew(2) == 0, "it waits no more"
 
 
-def test_an_epoch_is_above_the_one_that_was_seen_elsewhere_and_never_the_same_twice(made: Made) -> None:
+def test_epoch_is_above_the_floor_and_strictly_increases(made: Made) -> None:
     a = made("a")
     assert a.apply(floor=7).epoch == 8
     assert a.apply(floor=3).epoch == 9, "who asks again begins anew"
 
 
-def test_those_that_have_not_said_for_long_that_they_wait_are_forgotten(
-    store: Store, made: Made, cluster: str
-) -> None:
+def test_silent_applicants_are_forgotten(store: Store, made: Made, cluster: str) -> None:
     a, b = made("a"), made("b")
     a.apply()
     b.apply()
@@ -126,7 +124,7 @@ def test_those_that_have_not_said_for_long_that_they_wait_are_forgotten(
         assert connection.execute(asked).all() == []
 
 
-def test_what_a_deposed_leader_writes_is_refused(store: Store, made: Made, cluster: str) -> None:
+def test_writes_of_a_deposed_leader_are_rejected(store: Store, made: Made, cluster: str) -> None:
     a, b = made("a"), made("b")
     guarded = Guarded(store, a, a.apply().epoch)
     with guarded.write() as connection:
@@ -140,12 +138,12 @@ def test_what_a_deposed_leader_writes_is_refused(store: Store, made: Made, clust
     assert aliases(store, cluster) == ["first", "second"]
 
 
-def test_clusters_of_one_store_have_leaders_of_their_own(store: Store, made: Made) -> None:
+def test_clusters_sharing_a_store_have_separate_leaders(store: Store, made: Made) -> None:
     made("a").apply()
     assert Leadership(lambda: store, "other", "b", "", 60.0).apply()[:2] == (1, "b")
 
 
-def test_of_many_that_want_to_lead_at_once_one_does(store: Store, made: Made) -> None:
+def test_concurrent_applicants_elect_one_leader(store: Store, made: Made) -> None:
     def tried(name: str) -> Leader:
         while True:
             try:
@@ -159,7 +157,7 @@ def test_of_many_that_want_to_lead_at_once_one_does(store: Store, made: Made) ->
 
 
 @pytest.mark.slow
-def test_who_takes_the_lease_waits_for_what_is_being_written(store: Store, made: Made, cluster: str) -> None:
+def test_takeover_waits_for_a_write_in_progress(store: Store, made: Made, cluster: str) -> None:
     if store.name.startswith("sqlite"):
         pytest.skip("there only one writes at a time")
     a, b = made("a"), made("b")
@@ -176,7 +174,7 @@ def test_who_takes_the_lease_waits_for_what_is_being_written(store: Store, made:
 
 
 @pytest.mark.slow
-def test_a_leader_that_stops_in_the_middle_of_a_transaction_holds_nobody_up(store: Store, cluster: str) -> None:
+def test_leader_stopped_in_a_transaction_does_not_block_takeover(store: Store, cluster: str) -> None:
     if store.name.startswith("sqlite"):
         pytest.skip("there is only one control")
     a, b = (Leadership(lambda: store, cluster, name, "", 1.0) for name in "ab")

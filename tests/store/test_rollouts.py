@@ -1,4 +1,4 @@
-"""Targets and rollouts in the store: what is read back was written, and nobody overwrites another's change."""
+"""Targets and rollouts in the store: they round-trip, and concurrent changes are conflicts."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def written(store: Store) -> list[str]:
         return [event.kind for event in events.since(connection)]
 
 
-def test_a_rollout_is_numbered_and_read_back_as_it_was_written(store: Store, rollouts: Rollouts) -> None:
+def test_rollouts_are_numbered_and_round_trip(store: Store, rollouts: Rollouts) -> None:
     first = rollouts.begin(row(), NOW)
     assert first.rollout.id == "chat:1"
     assert rollouts.known().rollouts == (first,)
@@ -72,14 +72,14 @@ def test_a_rollout_is_numbered_and_read_back_as_it_was_written(store: Store, rol
     assert replayed == {each.rollout.id: (each.rollout, each.held) for each in rollouts.past()}
 
 
-def test_a_model_has_one_rollout_under_way(store: Store, rollouts: Rollouts) -> None:
+def test_second_rollout_of_a_model_is_a_conflict(store: Store, rollouts: Rollouts) -> None:
     rollouts.begin(row(), NOW)
     with pytest.raises(Conflict, match="chat:1 of chat is under way"):
         rollouts.begin(row(), NOW)
     assert written(store) == ["rollout.started"]
 
 
-def test_who_has_read_an_old_version_changes_nothing(store: Store, rollouts: Rollouts) -> None:
+def test_change_based_on_an_old_version_is_a_conflict(store: Store, rollouts: Rollouts) -> None:
     first = rollouts.begin(row(), NOW)
     rollouts.change(replace(first, held=Held((0, 1), (3, 4))), [])
     target = Target("chat", "r-new", "r-old", (3,), 6.0, "ann")
@@ -91,7 +91,7 @@ def test_who_has_read_an_old_version_changes_nothing(store: Store, rollouts: Rol
     assert written(store) == ["rollout.started"]
 
 
-def test_clusters_that_share_a_store_do_not_see_each_other(store: Store, rollouts: Rollouts) -> None:
+def test_clusters_sharing_a_store_are_isolated(store: Store, rollouts: Rollouts) -> None:
     rollouts.begin(row(), NOW)
     other = Rollouts(lambda: store, "other")
     assert other.known() == other.known().__class__()
@@ -105,7 +105,7 @@ def test_clusters_that_share_a_store_do_not_see_each_other(store: Store, rollout
     assert (list(others[0]), list(others[1])) == (["chat"], ["chat:1"])
 
 
-def test_a_store_that_is_not_there_is_not_made_to_find_nothing_in_it(tmp_path: Path) -> None:
+def test_reading_does_not_create_a_missing_store(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     rollouts = Rollouts(lambda: open_store(f"sqlite:///{path}"), "test", path.exists)
     assert (rollouts.known().rollouts, rollouts.past()) == ((), ())
@@ -134,9 +134,7 @@ def test_a_store_that_is_not_there_is_not_made_to_find_nothing_in_it(tmp_path: P
         ),
     ],
 )
-def test_a_document_that_cannot_be_read_is_named(
-    store: Store, rollouts: Rollouts, column: str, value: str, said: str
-) -> None:
+def test_unreadable_document_is_named(store: Store, rollouts: Rollouts, column: str, value: str, said: str) -> None:
     rollouts.begin(row(), NOW)
     with store.write() as connection:
         connection.execute(update(ROLLOUTS).values({column: value}))
@@ -144,7 +142,7 @@ def test_a_document_that_cannot_be_read_is_named(
         rollouts.known()
 
 
-def test_a_target_that_cannot_be_read_is_named(store: Store, rollouts: Rollouts) -> None:
+def test_unreadable_target_is_named(store: Store, rollouts: Rollouts) -> None:
     rollouts.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
     with store.write() as connection:
         connection.execute(text("UPDATE targets SET indices = '[-'"))
@@ -170,7 +168,7 @@ BATCHES = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
-def test_evidence_of_any_kind_comes_back_as_it_was(batches: list[list[Observation]]) -> None:
+def test_evidence_round_trips(batches: list[list[Observation]]) -> None:
     from forebay.store.rollouts import _read, _text
 
     state: State = begin(RULES)
@@ -183,9 +181,7 @@ def test_evidence_of_any_kind_comes_back_as_it_was(batches: list[list[Observatio
 
 
 @pytest.mark.parametrize("version", ["0001", "0003"])
-def test_a_store_of_an_earlier_version_is_brought_up_to_date_with_all_it_holds(
-    url: str, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_older_store_is_migrated_with_its_data(url: str, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     from forebay.store import migrations
 
     alias = {"model": "m", "alias": "champion", "revision": "r-1", "changed_at": 1.0, "changed_by": "ann"}

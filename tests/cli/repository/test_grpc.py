@@ -1,4 +1,4 @@
-"""What the options about gRPC mean, and how a command comes to them."""
+"""The gRPC options, and how a command receives them."""
 
 import math
 from dataclasses import fields, replace
@@ -17,7 +17,7 @@ from forebay.cli.settings import UserError
 from forebay.net.http2 import Keepalive
 
 
-def test_nothing_said_is_what_grpc_does_by_itself() -> None:
+def test_grpc_options_default_to_grpc_defaults() -> None:
     options = rpc_options(GrpcOptions())
     assert (options.keepalive, options.tls, options.forwarded_headers) == (Keepalive(), None, None)
     assert (options.compression, options.message_bytes_max) == ("none", 2**31 - 1)
@@ -26,7 +26,7 @@ def test_nothing_said_is_what_grpc_does_by_itself() -> None:
         rpc_options(GrpcOptions(grpc_max_messages_size="much"))
 
 
-def test_options_become_rules_for_connections() -> None:
+def test_keepalive_options_are_converted_to_seconds() -> None:
     keepalive = rpc_options(
         GrpcOptions(
             grpc_keepalive_time=1500, grpc_keepalive_timeout=250, grpc_keepalive_permit_without_calls="true",
@@ -37,7 +37,7 @@ def test_options_become_rules_for_connections() -> None:
     assert keepalive == Keepalive(1.5, 0.25, True, 0.0, 0, 60.0, math.inf)
 
 
-def test_encryption_needs_its_files(tmp_path: Path) -> None:
+def test_tls_options_require_readable_files(tmp_path: Path) -> None:
     authority = trustme.CA()
     server = authority.issue_cert("localhost")
     files = {name: str(tmp_path / name) for name in ("cert", "key", "root")}
@@ -59,7 +59,7 @@ def test_encryption_needs_its_files(tmp_path: Path) -> None:
         rpc_options(GrpcOptions(grpc_header_forward_pattern="("))
 
 
-def test_a_command_gets_all_of_them_as_one_value() -> None:
+def test_command_receives_grpc_options_as_one_value() -> None:
     got: list[tuple[str, GrpcOptions]] = []
 
     @with_fields(grpc=GrpcOptions)

@@ -1,4 +1,4 @@
-"""What the options of a model repository mean."""
+"""The plan made from the options of a model repository."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def made(given: ServerOptions, grpc: GrpcOptions = GRPC, triton: TritonOptions =
     return plan_of(given, grpc, triton)
 
 
-def test_options_become_a_plan(wish: ServerOptions) -> None:
+def test_plan_from_options(wish: ServerOptions) -> None:
     plan = made(
         replace(
             wish, model_control_mode="explicit", load_model=["a"], memory_budget="1.5GiB",
@@ -84,13 +84,13 @@ def test_options_become_a_plan(wish: ServerOptions) -> None:
         ({"metrics_config": ["summary_quantiles=a:0"]}, "expected QUANTILE:ERROR"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_option(wish: ServerOptions, change: dict[str, Any], text: str) -> None:
+def test_invalid_value_names_its_option(wish: ServerOptions, change: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError) as error:
         made(replace(wish, **change))
     assert text in str(error.value)
 
 
-def test_the_folder_of_a_model_is_no_repository(wish: ServerOptions, tmp_path: Path) -> None:
+def test_model_folder_as_repository_is_rejected_with_a_hint(wish: ServerOptions, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.pbtxt").touch()
     with pytest.raises(UserError) as error:
@@ -101,7 +101,7 @@ def test_the_folder_of_a_model_is_no_repository(wish: ServerOptions, tmp_path: P
     ]
 
 
-def test_values_are_read() -> None:
+def test_option_values_are_parsed() -> None:
     assert [size(text) for text in ("7", "2k", "1KiB", "3 MB", "1t")] == [7, 2048, 1024, 3 * 2**20, 2**40]
     assert cpus("0-2,5") == (0, 1, 2, 5)
     assert amount("R:4:1") == Amount("R", 4, 1)
@@ -114,7 +114,7 @@ def test_values_are_read() -> None:
     assert tracing(["level=TENSORS", "level=OFF", "mode=triton"]).levels == ()
 
 
-def test_an_example_is_a_small_request_that_json_can_carry() -> None:
+def test_example_request_is_small_and_json_serialisable() -> None:
     def config(*inputs: TensorSpec) -> ModelConfig:
         return ModelConfig("m", "python", max_batch=4, inputs=inputs)
 

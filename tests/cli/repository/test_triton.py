@@ -1,4 +1,4 @@
-"""Command lines of tritonserver: what is taken over, what is only noted, and what is refused."""
+"""Command lines of tritonserver: options that are mapped, ignored, or rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ IDLE = {
 }
 
 
-def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions) -> None:
+def test_triton_options_map_to_forebay_options(wish: ServerOptions) -> None:
     triton = TritonOptions(server_id="mine", response_cache_byte_size=1000, trace_file="/x")
     plan = plan_of(wish, GrpcOptions(), triton)
     assert (plan.front.name, plan.rpc.name, plan.models.cache_bytes) == ("mine", "mine", 1000)
@@ -41,7 +41,7 @@ def test_options_that_we_have_by_another_name_mean_the_same(wish: ServerOptions)
     assert idle_options(triton) == []
 
 
-def test_each_port_has_the_address_that_was_given_for_it(wish: ServerOptions) -> None:
+def test_each_port_listens_on_its_own_address(wish: ServerOptions) -> None:
     triton = TritonOptions(metrics_address="0.0.0.0", grpc_address="10.0.0.1")
     listen = plan_of(wish, GrpcOptions(), triton).listen
     assert (listen.host, listen.grpc_host, listen.metrics_host) == ("127.0.0.1", "10.0.0.1", "0.0.0.0")
@@ -49,7 +49,7 @@ def test_each_port_has_the_address_that_was_given_for_it(wish: ServerOptions) ->
     assert (listen.host, listen.grpc_host, listen.metrics_host) == ("0.0.0.0", "::1", "::1")
 
 
-def test_older_trace_options_mean_what_their_successors_do(wish: ServerOptions) -> None:
+def test_deprecated_trace_options_map_to_trace_config(wish: ServerOptions) -> None:
     triton = TritonOptions(
         trace_file="/x",
         trace_rate="5",
@@ -63,7 +63,7 @@ def test_older_trace_options_mean_what_their_successors_do(wish: ServerOptions) 
     assert idle_options(triton) == []
 
 
-def test_a_command_line_of_tritonserver_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tritonserver_command_line_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def start(*given: Any) -> int:
@@ -82,7 +82,7 @@ def test_a_command_line_of_tritonserver_starts(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("word", "on"), [("True", True), ("1", True), ("on", True), ("FALSE", False), ("0", False)])
-def test_switches_take_the_words_that_tritonserver_takes(
+def test_boolean_options_accept_tritonserver_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, on: bool
 ) -> None:
     seen: list[Any] = []
@@ -106,13 +106,13 @@ def test_switches_take_the_words_that_tritonserver_takes(
 
 
 @pytest.mark.parametrize(("word", "level"), [("true", 1), ("False", 0), ("2", 2), (0, 0)])
-def test_the_verbosity_is_a_number_or_a_switch(word: str | int, level: int) -> None:
+def test_log_verbose_is_a_number_or_boolean(word: str | int, level: int) -> None:
     assert verbosity(word) == level
     with pytest.raises(ValueError, match="not a level"):
         verbosity("-1")
 
 
-def test_a_switch_takes_no_other_word(tmp_path: Path) -> None:
+def test_boolean_option_rejects_other_values(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--repository", str(tmp_path), "--exit-on-error=maybe"])
     assert result.exit_code == 2
     assert "--exit-on-error" in result.output
@@ -128,7 +128,7 @@ def test_a_switch_takes_no_other_word(tmp_path: Path) -> None:
         ("--allow-vertex-ai", "true", "not supported"),
     ],
 )
-def test_what_must_not_be_overlooked_is_refused(tmp_path: Path, option: str, value: str, text: str) -> None:
+def test_unsupported_security_options_are_rejected(tmp_path: Path, option: str, value: str, text: str) -> None:
     result = CliRunner().invoke(app, ["serve", "--repository", str(tmp_path), option, value])
     assert isinstance(result.exception, UserError)
     assert str(result.exception).startswith(f"{option}: ")

@@ -1,4 +1,4 @@
-"""Signatures of OpenSSF's Model Signing: those of its own program are taken, and nothing that was changed is."""
+"""OpenSSF Model Signing bundles: those of its own tool are accepted, and changed ones never."""
 
 import base64
 import json
@@ -75,7 +75,7 @@ def registered(folder: Path, public: Path, model: Path = MODEL) -> tuple[Registr
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_what_openssf_s_program_has_signed_is_served_if_its_key_counts(tmp_path: Path, curve: str) -> None:
+def test_bundle_of_the_openssf_tool_is_accepted_for_a_publisher_key(tmp_path: Path, curve: str) -> None:
     public = HERE / f"{curve}.pub"
     registry, id = registered(tmp_path, public)
     with pytest.raises(RegistryError, match="has no signature"):
@@ -86,7 +86,7 @@ def test_what_openssf_s_program_has_signed_is_served_if_its_key_counts(tmp_path:
     assert registry.verify(quiet) == []
 
 
-def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path) -> None:
+def test_bundle_of_another_key_or_other_files_is_rejected(tmp_path: Path) -> None:
     registry, id = registered(tmp_path, HERE / "p256.pub")
     with pytest.raises(RegistryError, match=r"not made by a key in `registry\.publishers`"):
         registry.attach("chat", id, taken_from(HERE / "p384.sig"), BOB)
@@ -102,7 +102,7 @@ def test_a_signature_of_another_key_or_of_other_files_is_refused(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", [*CURVES, "ours"])
-def test_every_changed_byte_of_a_signature_is_found(tmp_path: Path, curve: str) -> None:
+def test_every_changed_byte_of_a_stored_signature_is_detected(tmp_path: Path, curve: str) -> None:
     public = public_file(tmp_path) if curve == "ours" else HERE / f"{curve}.pub"
     registry, id = registered(tmp_path, public)
     registry.attach("chat", id, taken_from(bundle_file(tmp_path) if curve == "ours" else HERE / f"{curve}.sig"), BOB)
@@ -121,7 +121,7 @@ def test_every_changed_byte_of_a_signature_is_found(tmp_path: Path, curve: str) 
 
 
 @pytest.mark.slow
-def test_a_file_of_a_signature_that_was_changed_is_refused(tmp_path: Path) -> None:
+def test_changed_bundle_file_is_rejected_or_equivalent(tmp_path: Path) -> None:
     """Wherever it was: what is not read may differ, but whatever is read is signed or known."""
     registry, id = registered(tmp_path, HERE / "p256.pub")
     good = (HERE / "p256.sig").read_bytes()
@@ -176,12 +176,12 @@ def no_base64(document: dict[str, Any]) -> None:
         (no_base64, "not a signature made by"),
     ],
 )
-def test_files_of_other_kinds_are_named(tmp_path: Path, change: Change, why: str) -> None:
+def test_unsupported_bundle_is_described_in_the_error(tmp_path: Path, change: Change, why: str) -> None:
     with pytest.raises(SourceError, match=why):
         taken_from(bundle_file(tmp_path, change))
 
 
-def test_what_is_no_file_of_a_signature_is_named(tmp_path: Path) -> None:
+def test_file_that_is_no_bundle_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be read"):
         taken_from(tmp_path / "none")
     (tmp_path / "key").write_text("-----BEGIN")
@@ -189,7 +189,7 @@ def test_what_is_no_file_of_a_signature_is_named(tmp_path: Path) -> None:
         taken_from(tmp_path / "key")
 
 
-def test_an_ed25519_key_may_sign_a_statement_too(tmp_path: Path) -> None:
+def test_ed25519_key_can_sign_a_statement(tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     registry, id = registered(tmp_path, public_file(tmp_path, key))
     statement = taken_from(bundle_file(tmp_path)).statement
@@ -198,7 +198,7 @@ def test_an_ed25519_key_may_sign_a_statement_too(tmp_path: Path) -> None:
     registry.open("chat", id, quiet)
 
 
-def test_keys_of_other_curves_sign_nothing(tmp_path: Path) -> None:
+def test_keys_on_unsupported_curves_are_rejected(tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256K1())
     with pytest.raises(SourceError, match="unsupported type of public key; supported are Ed25519, P-256"):
         read_public(public_file(tmp_path, key))

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, out of the cache that its own library keeps: no network is asked."""
+"""Models of the Hugging Face Hub from its local cache, without network access."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def quiet(stage: str, done: int, total: int | None) -> None:
         ("hf://acme/tiny@main/onnx/model.onnx", "onnx/model.onnx"),
     ],
 )
-def test_what_the_cache_has_is_used(cached: Path, tmp_path: Path, source: str, inner: str) -> None:
+def test_cached_model_is_used_offline(cached: Path, tmp_path: Path, source: str, inner: str) -> None:
     assert obtain(parse(source), tmp_path, quiet) == cached / inner
 
 
@@ -55,6 +55,6 @@ def test_what_the_cache_has_is_used(cached: Path, tmp_path: Path, source: str, i
         ("hf://", "not of the form hf://ORGANISATION/NAME"),
     ],
 )
-def test_what_it_does_not_have_is_said(cached: Path, tmp_path: Path, source: str, said: str) -> None:
+def test_model_missing_from_the_cache_is_reported(cached: Path, tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(SourceError, match=said):
         obtain(parse(source), tmp_path, quiet)

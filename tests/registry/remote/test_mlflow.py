@@ -1,4 +1,4 @@
-"""Models of an MLflow registry, on a real server: an alias leads to a version, a version to its files."""
+"""Models of an MLflow registry on a real server: aliases, versions, files."""
 
 import os
 import signal
@@ -102,14 +102,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_an_alias_leads_to_a_version_and_a_version_to_its_files(registered: httpx.Client, tmp_path: Path) -> None:
+def test_alias_resolves_to_a_version_and_its_files(registered: httpx.Client, tmp_path: Path) -> None:
     champion = obtain(parse("mlflow:tiny@champion"), tmp_path, quiet)
     assert contents(champion) == {**CONTENT, "version": b"2"}
     assert obtain(parse("mlflow:tiny/2"), tmp_path, quiet) == champion
     assert contents(obtain(parse("mlflow:tiny/1"), tmp_path, quiet))["version"] == b"1"
 
 
-def test_a_file_that_was_cut_off_is_gone_on_with(registered: httpx.Client, tmp_path: Path) -> None:
+def test_interrupted_download_is_resumed(registered: httpx.Client, tmp_path: Path) -> None:
     found = obtain(parse("mlflow:tiny/1"), tmp_path, quiet)
     model = found.rename(found.with_name(f".{found.name}.part")) / "data" / "model.onnx"
     kept = bytes(600_001)  # not what lies there, so that it can be told from it
@@ -129,12 +129,14 @@ def test_a_file_that_was_cut_off_is_gone_on_with(registered: httpx.Client, tmp_p
         ("mlflow:", "not of the form mlflow:MODEL@ALIAS"),
     ],
 )
-def test_what_is_not_there_is_said(registered: httpx.Client, tmp_path: Path, source: str, said: str) -> None:
+def test_missing_model_version_or_alias_is_reported(
+    registered: httpx.Client, tmp_path: Path, source: str, said: str
+) -> None:
     with pytest.raises(SourceError, match=said):
         obtain(parse(source), tmp_path, quiet)
 
 
-def test_no_server_and_what_is_none_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_unreachable_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(SourceError, match="MLFLOW_TRACKING_URI has to be"):
         obtain(parse("mlflow:tiny/1"), tmp_path, quiet)

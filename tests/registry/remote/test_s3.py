@@ -1,4 +1,4 @@
-"""Models in S3, on a real server: objects and folders, keys that are wrong, changes while they are fetched."""
+"""Models in S3 on a real server: objects and folders, wrong credentials, changes between fetches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_a_folder_and_a_lone_object_are_fetched_and_a_change_is_another_version(
+def test_folders_and_objects_are_fetched_and_a_change_is_a_new_version(
     bucket: str, server: str, tmp_path: Path
 ) -> None:
     url = f"s3://{bucket}/models/bge"
@@ -70,7 +70,7 @@ def test_a_folder_and_a_lone_object_are_fetched_and_a_change_is_another_version(
     assert contents(found) == CONTENT
 
 
-def test_a_file_that_was_cut_off_is_gone_on_with(bucket: str, tmp_path: Path) -> None:
+def test_interrupted_download_is_resumed(bucket: str, tmp_path: Path) -> None:
     found = obtain(parse(f"s3://{bucket}/models/bge"), tmp_path, quiet)
     part = found.rename(found.with_name(f".{found.name}.part")) / "model.onnx"
     kept = bytes(1_000_003)  # not what lies there, so that it can be told from it
@@ -80,7 +80,7 @@ def test_a_file_that_was_cut_off_is_gone_on_with(bucket: str, tmp_path: Path) ->
     assert contents(again)["model.onnx"] == kept + CONTENT["model.onnx"][len(kept) :]
 
 
-def test_what_is_not_there_and_who_may_not_are_said(
+def test_missing_object_and_denied_access_are_reported_without_the_secret(
     bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"s3://{bucket}/models"
@@ -92,7 +92,7 @@ def test_what_is_not_there_and_who_may_not_are_said(
     assert "wrong-secret-of-mine" not in str(caught.value)
 
 
-def test_a_server_that_is_gone_is_said(
+def test_unreachable_server_is_reported(
     bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

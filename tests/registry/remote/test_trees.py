@@ -1,4 +1,4 @@
-"""Fetching a listing: whole or not there, gone on with where it was cut off, and never more than was asked for."""
+"""Fetching a listing of files: complete or absent, resumed where it was interrupted, never more than listed."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def test_what_was_fetched_is_whole_and_is_not_fetched_again(tmp_path: Path) -> None:
+def test_fetched_tree_is_complete_and_not_fetched_again(tmp_path: Path) -> None:
     place = Place(CONTENT)
     found = bring("x", place.files, place.read, tmp_path, quiet)
     assert contents(found) == CONTENT
@@ -53,7 +53,7 @@ def test_what_was_fetched_is_whole_and_is_not_fetched_again(tmp_path: Path) -> N
     assert place.asked == []
 
 
-def test_another_tag_is_another_version_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_changed_tag_is_a_new_version_and_keeps_the_old_one(tmp_path: Path) -> None:
     old, new = Place(CONTENT), Place({**CONTENT, "tokenizer/vocab.txt": b"xyz"}, "2")
     first = bring("x", old.files, old.read, tmp_path, quiet)
     second = bring("x", new.files, new.read, tmp_path, quiet)
@@ -62,7 +62,7 @@ def test_another_tag_is_another_version_and_the_old_one_stays(tmp_path: Path) ->
 
 
 @given(breaks=st.lists(st.integers(0, 3), max_size=12))
-def test_however_often_the_line_breaks_nothing_is_fetched_twice(
+def test_no_bytes_are_fetched_twice_across_interruptions(
     tmp_path_factory: pytest.TempPathFactory, breaks: list[int]
 ) -> None:
     folder, place = tmp_path_factory.mktemp("t"), Place(CONTENT)
@@ -78,7 +78,7 @@ def test_however_often_the_line_breaks_nothing_is_fetched_twice(
     assert offsets == sorted(offsets)
 
 
-def test_many_who_ask_at_once_fetch_once(tmp_path: Path) -> None:
+def test_concurrent_fetches_share_one_download(tmp_path: Path) -> None:
     place = Place(CONTENT)
     with ThreadPoolExecutor(6) as pool:
         found = set(pool.map(lambda _: bring("x", place.files, place.read, tmp_path, quiet), range(6)))
@@ -87,7 +87,7 @@ def test_many_who_ask_at_once_fetch_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("listed", "adds", "said"), [(201, b"", "arrived with 200 of 201"), (200, b"x", "201")])
-def test_a_file_of_another_length_than_listed_is_refused(tmp_path: Path, listed: int, adds: bytes, said: str) -> None:
+def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, adds: bytes, said: str) -> None:
     place = Place({"model.onnx": CONTENT["model.onnx"]})
     place.adds = adds
     with pytest.raises(SourceError, match=said):
@@ -100,13 +100,13 @@ def test_a_file_of_another_length_than_listed_is_refused(tmp_path: Path, listed:
 
 
 @pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "."])
-def test_a_path_that_leads_out_is_refused(tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
     place = Place({path: b"x"})
     with pytest.raises(SourceError, match="not a valid path"):
         bring("x", place.files, place.read, tmp_path, quiet)
 
 
-def test_nothing_too_much_and_no_room_are_said_before_anything_is_fetched(
+def test_empty_oversized_or_unstorable_tree_is_rejected_before_fetching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(CONTENT)

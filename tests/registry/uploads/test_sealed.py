@@ -1,4 +1,4 @@
-"""Uploads of a registry that encrypts: what was sent lies in memory until it is sealed, and is never on the disk."""
+"""Uploads to an encrypting registry: files stay in memory until sealed, and are never on disk in plaintext."""
 
 import base64
 import os
@@ -35,7 +35,7 @@ def registry(tmp_path: Path, memory: Path) -> Iterator[Registry]:
     made._store.close()
 
 
-def test_what_was_sent_is_sealed_and_nowhere_in_the_clear(registry: Registry, tmp_path: Path, memory: Path) -> None:
+def test_uploaded_files_are_sealed_and_never_in_plaintext(registry: Registry, tmp_path: Path, memory: Path) -> None:
     digest = {file.path: file.sha256 for file in MANIFEST.files}["weights.bin"]
     registry.uploads.put(digest, len(FILES["weights.bin"]), 0, FILES["weights.bin"][:10])
     registry.sweep()
@@ -55,7 +55,7 @@ def test_what_was_sent_is_sealed_and_nowhere_in_the_clear(registry: Registry, tm
     assert contents_of(opened) == FILES
 
 
-def test_memory_that_is_a_disk_or_too_small_takes_nothing(tmp_path: Path, registry: Registry) -> None:
+def test_disk_backed_or_full_memory_rejects_uploads(tmp_path: Path, registry: Registry) -> None:
     on_disk = Vault(tmp_path / "registry", KeyFile(tmp_path / "wrap.key"), tmp_path / "memory" / "cluster")
     other = make(tmp_path, ApprovalRules(), vault=on_disk, encrypts=True)
     with pytest.raises(SourceError, match="is on a disk"):

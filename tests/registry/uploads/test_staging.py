@@ -1,4 +1,4 @@
-"""Uploads: parts in any order, twice, or from two clients end in the very files, or in none."""
+"""Uploads: parts in any order, repeated or from two clients, give exactly the announced files or none."""
 
 import errno
 import hashlib
@@ -61,7 +61,7 @@ def left(tmp_path: Path) -> list[str]:
     return sorted(each.name for each in (tmp_path / "uploads").iterdir())
 
 
-def test_what_was_sent_is_there_as_it_was_and_goes_when_it_was_used(staged: Staging, tmp_path: Path) -> None:
+def test_upload_is_complete_and_removed_after_use(staged: Staging, tmp_path: Path) -> None:
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     assert [each.size_bytes for each in staged.lacking(MANIFEST)] == [2, len(WEIGHTS)], "each content once"
     assert staged.put(digest, len(WEIGHTS), 0, WEIGHTS[:10]) == 10
@@ -77,14 +77,14 @@ def test_what_was_sent_is_there_as_it_was_and_goes_when_it_was_used(staged: Stag
     assert left(tmp_path) == []
 
 
-def test_a_lone_file_keeps_its_name(staged: Staging) -> None:
+def test_single_file_upload_keeps_its_name(staged: Staging) -> None:
     manifest = make_manifest([file_of("m.gguf", WEIGHTS)], lone=True)
     send(staged, manifest)
     with staged.whole(manifest, "m.gguf", quiet) as path:
         assert (path.name, path.is_file(), describe(path, quiet)) == ("m.gguf", True, manifest)
 
 
-def test_what_the_registry_has_is_not_sent(tmp_path: Path) -> None:
+def test_contents_already_in_the_registry_are_not_uploaded(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes(WEIGHTS)
     digest = hashlib.sha256(WEIGHTS).hexdigest()
@@ -96,7 +96,7 @@ def test_what_the_registry_has_is_not_sent(tmp_path: Path) -> None:
     assert kept.read_bytes() == WEIGHTS
 
 
-def test_what_is_not_used_after_all_stays_for_the_next_time(staged: Staging, tmp_path: Path) -> None:
+def test_upload_is_kept_when_its_use_fails(staged: Staging, tmp_path: Path) -> None:
     send(staged, MANIFEST)
     with pytest.raises(LookupError), staged.whole(MANIFEST, "m", quiet):
         raise LookupError
@@ -105,7 +105,7 @@ def test_what_is_not_used_after_all_stays_for_the_next_time(staged: Staging, tmp
 
 
 @pytest.mark.parametrize("path", ["weights.bin", "config.json"])
-def test_what_is_not_what_its_digest_says_is_named_and_removed_and_nothing_else(staged: Staging, path: str) -> None:
+def test_only_contents_with_a_wrong_digest_are_removed(staged: Staging, path: str) -> None:
     digest = hashlib.sha256(FILES[path]).hexdigest()
     lie = bytes(len(FILES[path]))
     send(staged, MANIFEST, {**BY_DIGEST, digest: lie})
@@ -117,7 +117,7 @@ def test_what_is_not_what_its_digest_says_is_named_and_removed_and_nothing_else(
         assert contents_of(found) == FILES
 
 
-def test_a_wrong_size_spoils_nothing(staged: Staging) -> None:
+def test_wrong_announced_size_does_not_block_the_upload(staged: Staging) -> None:
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     lies = make_manifest([File("weights.bin", 4, digest)])
     assert staged.put(digest, 4, 0, WEIGHTS[:4]) == 4
@@ -132,7 +132,7 @@ def test_a_wrong_size_spoils_nothing(staged: Staging) -> None:
         pass
 
 
-def test_what_is_not_all_there_is_not_used_and_not_lost(staged: Staging) -> None:
+def test_incomplete_upload_is_rejected_and_kept(staged: Staging) -> None:
     digest = hashlib.sha256(WEIGHTS).hexdigest()
     staged.put(digest, len(WEIGHTS), 0, WEIGHTS[:10])
     with pytest.raises(SourceError, match="is incomplete; upload it again"):
@@ -140,7 +140,7 @@ def test_what_is_not_all_there_is_not_used_and_not_lost(staged: Staging) -> None
     assert Lacking(digest, len(WEIGHTS), 10) in staged.lacking(MANIFEST)
 
 
-def test_nothing_goes_beyond_the_end(staged: Staging) -> None:
+def test_part_beyond_the_end_is_rejected(staged: Staging) -> None:
     with pytest.raises(SourceError, match="has 4 bytes, but this part ends at 5"):
         staged.put("a" * 64, 4, 3, b"xy")
     assert staged.put("a" * 64, 4, 0, b"") == 0
@@ -152,7 +152,7 @@ class _Put(NamedTuple):
 
 
 @given(st.lists(st.builds(_Put, st.integers(0, 60), st.integers(0, 60)), max_size=20))
-def test_whatever_parts_come_what_is_there_is_a_beginning(puts: list[_Put]) -> None:
+def test_staged_file_is_always_a_prefix(puts: list[_Put]) -> None:
     content, digest = WEIGHTS[:60], hashlib.sha256(WEIGHTS[:60]).hexdigest()
     folder = Path(tempfile.mkdtemp())
     staged, have = Staging(folder, nowhere), 0
@@ -165,7 +165,7 @@ def test_whatever_parts_come_what_is_there_is_a_beginning(puts: list[_Put]) -> N
     shutil.rmtree(folder)
 
 
-def test_several_who_send_the_same_help_each_other(staged: Staging) -> None:
+def test_concurrent_uploads_of_one_file_cooperate(staged: Staging) -> None:
     content = os.urandom(200_000)
     manifest = make_manifest([file_of("a.bin", content)])
     contents = {manifest.files[0].sha256: content}
@@ -178,7 +178,7 @@ def test_several_who_send_the_same_help_each_other(staged: Staging) -> None:
         assert contents_of(first) == contents_of(second) == {"a.bin": content}
 
 
-def test_what_was_abandoned_is_swept_and_nothing_else(
+def test_sweep_removes_only_abandoned_uploads(
     staged: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged.put("a" * 64, 9, 0, b"old")
@@ -194,7 +194,7 @@ def test_what_was_abandoned_is_swept_and_nothing_else(
     assert Staging(tmp_path / "none", nowhere).sweep() == 0
 
 
-def test_who_asks_what_is_lacking_keeps_it_from_being_swept(staged: Staging, tmp_path: Path) -> None:
+def test_lacking_refreshes_the_sweep_time(staged: Staging, tmp_path: Path) -> None:
     send(staged, MANIFEST)
     for name in left(tmp_path):
         os.utime(tmp_path / "uploads" / name, (0, 0))
@@ -216,7 +216,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return free
 
 
-def test_a_full_disk_is_told_before_anything_is_sent(staged: Staging, no_room: Callable[[int], None]) -> None:
+def test_full_disk_is_reported_before_uploading(staged: Staging, no_room: Callable[[int], None]) -> None:
     no_room(staging.SPARE_BYTES + len(WEIGHTS))
     with pytest.raises(SourceError, match="is full: free some space"):
         staged.lacking(MANIFEST)
@@ -227,7 +227,7 @@ def test_a_full_disk_is_told_before_anything_is_sent(staged: Staging, no_room: C
         staged.put("a" * 64, 9, 0, b"x")
 
 
-def test_a_disk_that_gets_full_keeps_what_was_written(tmp_path: Path) -> None:
+def test_disk_full_during_upload_keeps_what_was_written(tmp_path: Path) -> None:
     def full(folder: Path, size: int) -> None:
         folder.mkdir(exist_ok=True)
         if size > 2:
@@ -240,7 +240,7 @@ def test_a_disk_that_gets_full_keeps_what_was_written(tmp_path: Path) -> None:
     assert staged.put("a" * 64, 9, 0, b"") == 2
 
 
-def test_a_link_that_somebody_has_put_there_is_not_followed(staged: Staging, tmp_path: Path) -> None:
+def test_planted_symlink_is_not_followed(staged: Staging, tmp_path: Path) -> None:
     staged.put("b" * 64, 4, 0, b"x")
     (tmp_path / "secret").write_bytes(b"")
     (tmp_path / "uploads" / f"{'a' * 64}.4").symlink_to(tmp_path / "secret")
@@ -249,7 +249,7 @@ def test_a_link_that_somebody_has_put_there_is_not_followed(staged: Staging, tmp
     assert (tmp_path / "secret").read_bytes() == b""
 
 
-def test_a_name_that_no_disk_takes_is_refused(staged: Staging) -> None:
+def test_overlong_file_name_is_rejected(staged: Staging) -> None:
     manifest = make_manifest([file_of("x" * 300, b"{}")])
     send(staged, manifest)
     with pytest.raises(SourceError, match="File name too long"):
@@ -257,7 +257,7 @@ def test_a_name_that_no_disk_takes_is_refused(staged: Staging) -> None:
     assert staged.lacking(manifest) == ()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "uploads").write_bytes(b"")
     for work in (
         lambda staged: staged.lacking(MANIFEST),

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 from tests.store.test_events import (
-    test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike,
-    test_an_event_of_a_transaction_that_fails_has_not_happened,
-    test_events_come_back_as_they_were_in_their_order,
-    test_more_events_than_a_page_holds_are_all_read,
+    test_event_of_a_rolled_back_transaction_is_discarded,
+    test_events_are_read_across_pages,
+    test_events_are_read_back_in_order,
+    test_subject_filter_matches_whole_path_components,
 )
 
 from forebay.sim.full.rollouts.store import ShakyStore
@@ -16,10 +16,10 @@ from forebay.store import events
 from forebay.store.database import Conflict, StoreDown, open_store
 
 __all__ = [
-    "test_a_subject_has_what_lies_below_it_and_nothing_that_only_begins_alike",
-    "test_an_event_of_a_transaction_that_fails_has_not_happened",
-    "test_events_come_back_as_they_were_in_their_order",
-    "test_more_events_than_a_page_holds_are_all_read",
+    "test_event_of_a_rolled_back_transaction_is_discarded",
+    "test_events_are_read_across_pages",
+    "test_events_are_read_back_in_order",
+    "test_subject_filter_matches_whole_path_components",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What an MLflow server answers is not believed: no folder outside, and no traceback."""
+"""Invalid responses of an MLflow server: no file outside the folder, and no traceback."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, home: Path, answers: Mapping[str, objec
     return obtain(parse(source), home, lambda stage, done, total: None)
 
 
-def test_a_good_server_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_valid_responses_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = ask(monkeypatch, tmp_path, GOOD, "mlflow:tiny@champion")
 
     assert (found / "model.onnx").read_bytes() == b"abc"
@@ -53,7 +53,7 @@ def test_a_good_server_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("-artifacts/artifacts", {"files": ["m.onnx"]}, "no path"),
     ],
 )
-def test_an_answer_that_cannot_be_is_named(
+def test_invalid_response_is_reported_and_writes_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, endpoint: str, answer: object, text: str
 ) -> None:
     with pytest.raises(SourceError, match=text):
@@ -63,6 +63,6 @@ def test_an_answer_that_cannot_be_is_named(
 
 
 @pytest.mark.parametrize("source", ["mlflow:..@champion", "mlflow:../3", "mlflow:./3"])
-def test_a_model_is_no_way_out_of_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
+def test_model_name_cannot_escape_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
     with pytest.raises(SourceError, match="not of the form"):
         ask(monkeypatch, tmp_path, GOOD, source)
