@@ -1,4 +1,4 @@
-"""Real models for tests: fetched once into the same cache that `forebay up` uses."""
+"""Real models for tests, fetched once into the cache that `forebay up` uses."""
 
 import os
 from pathlib import Path

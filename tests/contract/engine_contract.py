@@ -1,4 +1,4 @@
-"""What every Engine must do, whatever runs behind it: one suite for generating engines, one for embedding ones."""
+"""What every Engine must do: one suite for generating engines, one for embedding engines."""
 
 import json
 import threading
@@ -200,18 +200,18 @@ def cosine(one: Outcome, other: Outcome) -> float:
 class GenerateContract:
     """Fixtures: `subject` (a loaded engine, shared by the class) and `small` (the same with `concurrency` 2)."""
 
-    def test_info_says_what_the_worker_needs(self, subject: Subject) -> None:
+    def test_info_has_what_the_worker_needs(self, subject: Subject) -> None:
         assert subject.info.task == "chat"
         assert subject.info.context_tokens > 0
         assert subject.info.concurrency > 0
         assert subject.info.version
 
-    def test_greedy_answers_repeat(self, subject: Subject) -> None:
+    def test_greedy_output_is_deterministic(self, subject: Subject) -> None:
         first, second = (subject.run(PROMPTS[0]) for _ in range(2))
         assert first.text
         assert first.text == second.text
 
-    def test_answers_together_are_answers_alone(self, subject: Subject) -> None:
+    def test_batched_output_equals_output_alone(self, subject: Subject) -> None:
         alone = [subject.run(prompt) for prompt in PROMPTS]
         ids = [subject.generate(prompt) for prompt in PROMPTS]
         subject.drain()
@@ -224,7 +224,7 @@ class GenerateContract:
         texts = {subject.heard[id].text for id in ids}
         assert len(texts) == len(ids), "answers were mixed up"
 
-    def test_requests_join_and_leave_in_mid_flight(self, subject: Subject) -> None:
+    def test_requests_join_and_leave_a_running_batch(self, subject: Subject) -> None:
         subject.honours("ignore_eos")
         long = subject.generate(PROMPTS[0], sampling(max_tokens=40, ignore_eos=True))
         subject.step_until("the long one speaks", lambda: subject.heard[long].deltas >= 2)
@@ -235,7 +235,7 @@ class GenerateContract:
         assert finished(subject.heard[long]).completion_tokens == 40
         assert finished(subject.heard[short]).completion_tokens == 3
 
-    def test_a_cancelled_request_frees_everything_and_is_silent(self, subject: Subject) -> None:
+    def test_cancelled_request_is_freed_and_emits_no_events(self, subject: Subject) -> None:
         gone, kept = (subject.generate(p, sampling(max_tokens=30)) for p in PROMPTS[:2])
         subject.step_until("the first speaks", lambda: subject.heard[gone].deltas >= 1)
         subject.cancel(gone)
@@ -258,7 +258,7 @@ class GenerateContract:
         subject.engine.cancel(id)
         assert subject.run(PROMPTS[0]).text == subject.heard[id].text
 
-    def test_an_id_may_be_used_again_after_its_end(self, subject: Subject) -> None:
+    def test_id_can_be_reused_after_its_end(self, subject: Subject) -> None:
         id = subject.generate(PROMPTS[0])
         subject.drain()
         subject.add(Generate(id, PROMPTS[0], GREEDY))
@@ -266,7 +266,7 @@ class GenerateContract:
         assert subject.heard[id].text
 
     @pytest.mark.parametrize("length", [1, 4, 9])
-    def test_a_stop_string_ends_the_answer_and_never_appears(self, subject: Subject, length: int) -> None:
+    def test_stop_string_ends_the_output_and_is_not_included(self, subject: Subject, length: int) -> None:
         whole = subject.run(PROMPTS[0], sampling(max_tokens=24)).text
         middle = len(whole) // 2
         stop = whole[middle : middle + length]
@@ -274,7 +274,7 @@ class GenerateContract:
         assert cut.text == whole[: whole.index(stop)]
         assert (finished(cut).reason, finished(cut).stop) == ("stop", stop)
 
-    def test_text_that_only_begins_like_a_stop_string_is_not_lost(self, subject: Subject) -> None:
+    def test_partial_stop_string_match_is_not_lost(self, subject: Subject) -> None:
         whole = subject.run(PROMPTS[0])
         near = subject.run(PROMPTS[0], sampling(stop=(whole.text[-4:] + "\u2603", whole.text[:6] + "\u2603")))
         assert near.text == whole.text
@@ -283,13 +283,13 @@ class GenerateContract:
         )
 
     @pytest.mark.parametrize("count", [1, 2, 7])
-    def test_max_tokens_is_counted_exactly(self, subject: Subject, count: int) -> None:
+    def test_max_tokens_is_exact(self, subject: Subject, count: int) -> None:
         outcome = subject.run(PROMPTS[0], sampling(max_tokens=count))
         assert finished(outcome).completion_tokens == count
         assert finished(outcome).reason == "length"
         assert outcome.tokens == count
 
-    def test_token_ids_and_text_give_the_same_answer(self, subject: Subject) -> None:
+    def test_token_ids_and_text_give_the_same_output(self, subject: Subject) -> None:
         for text, ids in subject.token_ids.items():
             by_text, by_ids = subject.run(text), subject.run(ids)
             assert by_ids.text == by_text.text
@@ -311,15 +311,13 @@ class GenerateContract:
         ],
         ids=str,
     )
-    def test_a_sampling_value_without_meaning_is_refused_by_name(
-        self, subject: Subject, changes: dict[str, Any]
-    ) -> None:
+    def test_invalid_sampling_value_is_rejected_by_name(self, subject: Subject, changes: dict[str, Any]) -> None:
         refusal = subject.refuses(Generate(subject.id(), PROMPTS[0], sampling(**changes)))
         assert refusal.code is Code.INVALID_REQUEST
         assert refusal.param == next(iter(changes))
         assert subject.run(PROMPTS[0]).text
 
-    def test_prompts_that_cannot_be_served_are_refused(self, subject: Subject) -> None:
+    def test_invalid_prompts_are_rejected(self, subject: Subject) -> None:
         context, ids = subject.info.context_tokens, next(iter(subject.token_ids.values()))
         cases: list[tuple[str | tuple[int, ...], Sampling, Code]] = [
             ("", GREEDY, Code.INVALID_REQUEST),
@@ -338,14 +336,14 @@ class GenerateContract:
         assert subject.run(PROMPTS[0]).text
         subject.assert_idle()
 
-    def test_a_schema_that_cannot_be_used_is_refused(self, subject: Subject) -> None:
+    def test_invalid_schema_is_rejected(self, subject: Subject) -> None:
         subject.honours("json_schema")
         for schema in ("{", '{"type": "no such type"}', "[]"):
             refusal = subject.refuses(Generate(subject.id(), PROMPTS[0], sampling(schema=schema)))
             assert refusal.code is Code.INVALID_REQUEST
         assert subject.run(PROMPTS[0]).text
 
-    def test_a_second_request_under_a_running_id_is_refused(self, subject: Subject) -> None:
+    def test_request_with_a_running_id_is_rejected(self, subject: Subject) -> None:
         id = subject.generate(PROMPTS[0], sampling(max_tokens=20))
         subject.step()
         assert subject.refuses(Generate(id, PROMPTS[1], GREEDY)).code is Code.INVALID_REQUEST
@@ -353,7 +351,7 @@ class GenerateContract:
         subject.drain()
         assert finished(subject.heard[id]).completion_tokens <= 20
 
-    def test_more_requests_than_fit_at_once_all_finish_in_turn(self, small: Subject) -> None:
+    def test_requests_beyond_concurrency_wait_and_all_finish(self, small: Subject) -> None:
         ids = [small.generate(f"{p} {n}", sampling(max_tokens=5)) for n in range(2) for p in PROMPTS]
         most_running = most_waiting = 0
         while not all(small.heard[id].ended for id in ids):
@@ -373,7 +371,7 @@ class GenerateContract:
         assert all(finished(small.heard[id]) for id in ids[:-1])
         small.assert_idle()
 
-    def test_log_probabilities_match_the_text(self, subject: Subject) -> None:
+    def test_logprobs_match_the_text(self, subject: Subject) -> None:
         subject.honours("logprobs")
         plain = subject.run(PROMPTS[0])
         outcome = subject.run(PROMPTS[0], sampling(logprobs=0))
@@ -382,7 +380,7 @@ class GenerateContract:
         assert b"".join(bytes(each.bytes) for each in outcome.logprobs).decode(errors="replace") == outcome.text
         assert all(each.logprob <= 0 and each.top == () for each in outcome.logprobs)
 
-    def test_the_likeliest_alternatives_are_given_in_order(self, subject: Subject) -> None:
+    def test_top_logprobs_are_sorted(self, subject: Subject) -> None:
         subject.honours("top_logprobs")
         outcome = subject.run(PROMPTS[0], sampling(logprobs=3))
         for each in outcome.logprobs:
@@ -391,32 +389,32 @@ class GenerateContract:
             assert each.token == each.top[0][0], "greedy takes the likeliest"
             assert each.logprob == pytest.approx(each.top[0][1], abs=1e-3)
 
-    def test_an_answer_under_a_schema_satisfies_it(self, subject: Subject) -> None:
+    def test_output_under_a_schema_satisfies_it(self, subject: Subject) -> None:
         subject.honours("json_schema")
         wanted = sampling(max_tokens=100, schema=json.dumps(SCHEMA))
         outcome = subject.run("Name a city as JSON: ", wanted)
         assert finished(outcome).reason == "stop"
         jsonschema.validate(json.loads(outcome.text), SCHEMA)
 
-    def test_a_seed_repeats_an_answer_and_another_one_changes_it(self, subject: Subject) -> None:
+    def test_seed_makes_sampling_reproducible(self, subject: Subject) -> None:
         subject.honours("seed")
         texts = [subject.run(PROMPTS[0], sampling(temperature=1.0, seed=seed)).text for seed in (1, 1, 2, 3, 4)]
         assert texts[0] == texts[1]
         assert len(set(texts)) > 1
 
     @pytest.mark.parametrize("changes", [{"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
-    def test_a_filter_that_leaves_one_token_makes_it_greedy(self, subject: Subject, changes: dict[str, Any]) -> None:
+    def test_filter_leaving_one_token_is_greedy(self, subject: Subject, changes: dict[str, Any]) -> None:
         subject.honours(*(changes.keys() - {"top_p"}))
         assert subject.run(PROMPTS[0], sampling(temperature=1.5, **changes)).text == subject.run(PROMPTS[0]).text
 
     @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
-    def test_a_penalty_changes_a_long_answer(self, subject: Subject, name: str) -> None:
+    def test_penalty_changes_repetitive_output(self, subject: Subject, name: str) -> None:
         subject.honours(name)
         plain = subject.run("the river the river the river the", sampling(max_tokens=40))
         other = subject.run("the river the river the river the", sampling(max_tokens=40, **{name: 2.0}))
         assert other.text != plain.text
 
-    def test_ignore_eos_goes_on_to_max_tokens(self, subject: Subject) -> None:
+    def test_ignore_eos_generates_until_max_tokens(self, subject: Subject) -> None:
         subject.honours("ignore_eos")
         outcome = subject.run("Say hello.", sampling(max_tokens=150, ignore_eos=True))
         assert (finished(outcome).completion_tokens, finished(outcome).reason) == (150, "length")
@@ -425,18 +423,18 @@ class GenerateContract:
 class EmbedContract:
     """Fixture: `subject`, a loaded engine shared by the class."""
 
-    def test_info_says_what_the_worker_needs(self, subject: Subject) -> None:
+    def test_info_has_what_the_worker_needs(self, subject: Subject) -> None:
         assert subject.info.task == "embed"
         assert subject.info.dimensions
         assert subject.info.context_tokens > 0
         assert subject.info.chat_template is None
 
-    def test_a_vector_has_the_length_it_claims_and_norm_one(self, subject: Subject) -> None:
+    def test_vector_has_the_reported_dimensions_and_unit_norm(self, subject: Subject) -> None:
         vector = subject.run_embed("A man is eating food.").vector
         assert vector.shape == (subject.info.dimensions,)
         assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-4)
 
-    def test_vectors_do_not_depend_on_their_batch(self, subject: Subject) -> None:
+    def test_vectors_are_independent_of_their_batch(self, subject: Subject) -> None:
         texts = [f"{start} {rest}" for start in ("A man", "The river", "Nobody") for rest in ("eats.", "runs fast.")]
         texts += ["water " * 60, "The river fills the pool behind the stone house."]
         alone = [subject.run_embed(text) for text in texts]
@@ -454,14 +452,14 @@ class EmbedContract:
             assert by_ids.embedded is not None
             assert by_text.embedded.prompt_tokens == by_ids.embedded.prompt_tokens == len(ids)
 
-    def test_more_inputs_than_a_batch_all_come_back_once(self, subject: Subject) -> None:
+    def test_inputs_beyond_one_batch_are_each_embedded_once(self, subject: Subject) -> None:
         ids = [subject.embed(f"text number {n} " + "and so on " * (n % 7)) for n in range(100)]
         subject.drain()
         assert all(subject.heard[id].embedded for id in ids)
         assert len({subject.heard[id].vector.tobytes() for id in ids}) == len(ids)
         subject.assert_idle()
 
-    def test_a_cancelled_input_is_silent_and_the_others_finish(self, subject: Subject) -> None:
+    def test_cancelled_input_emits_no_events_and_others_finish(self, subject: Subject) -> None:
         ids = [subject.embed(f"text number {n}") for n in range(80)]
         for id in ids[::2]:
             subject.cancel(id)
@@ -470,7 +468,7 @@ class EmbedContract:
         assert all(subject.heard[id].embedded for id in ids[1::2])
         subject.assert_idle()
 
-    def test_inputs_that_cannot_be_served_are_refused(self, subject: Subject) -> None:
+    def test_invalid_inputs_are_rejected(self, subject: Subject) -> None:
         context, ids = subject.info.context_tokens, next(iter(subject.token_ids.values()))
         cases: list[tuple[str | tuple[int, ...], Code]] = [
             ("", Code.INVALID_REQUEST),
@@ -495,6 +493,6 @@ class EmbedContract:
         assert subject.heard[id].embedded
         subject.assert_idle()
 
-    def test_odd_text_is_embedded(self, subject: Subject) -> None:
+    def test_unusual_text_is_embedded(self, subject: Subject) -> None:
         for text in (" ", "\x00", "\n\n", "🌊" * 20, "e\u0301", "مياه", "x" * 200):
             assert np.isfinite(subject.run_embed(text).vector).all()

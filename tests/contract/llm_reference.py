@@ -1,4 +1,4 @@
-"""A Llama in plain numpy float32 over the dequantised tensors of a GGUF file: what engines are measured against."""
+"""A Llama in plain numpy float32 over the dequantised tensors of a GGUF file: the reference for engines."""
 
 from dataclasses import dataclass
 from pathlib import Path

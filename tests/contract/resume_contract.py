@@ -1,4 +1,4 @@
-"""What every generating engine must do with an answer that another replica has begun."""
+"""What every generating engine must do with an output that another replica began."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ class ResumeContract:
     """Fixture: `subject`, a loaded engine shared by the class."""
 
     @pytest.mark.parametrize("prompt", REPEATING)
-    def test_an_answer_goes_on_wherever_it_broke_off(self, subject: Subject, prompt: str) -> None:
+    def test_resumed_output_continues_from_any_point(self, subject: Subject, prompt: str) -> None:
         subject.honours("ignore_eos")
         texts, whole = begun(subject, prompt, LONG)
         for text in texts[::2]:
@@ -58,7 +58,7 @@ class ResumeContract:
         subject.assert_idle()
 
     @pytest.mark.parametrize("said", [" 5, 6,", " naïve 日本🌊", "\n"])
-    def test_tokens_said_before_count_as_generated(self, subject: Subject, said: str) -> None:
+    def test_tokens_before_the_resume_count_as_generated(self, subject: Subject, said: str) -> None:
         subject.honours("ignore_eos")
         free = finished(resumed(subject, COUNTING, said, LONG))
         plain = finished(subject.run(COUNTING, LONG))
@@ -74,7 +74,7 @@ class ResumeContract:
             assert finished(outcome).reason == "length"
         subject.assert_idle()
 
-    def test_a_stop_string_is_found_across_the_seam(self, subject: Subject) -> None:
+    def test_stop_string_is_found_across_the_resume_point(self, subject: Subject) -> None:
         subject.honours("ignore_eos")
         texts, whole = begun(subject, COUNTING, LONG)
         said = texts[len(texts) // 2]
@@ -88,7 +88,7 @@ class ResumeContract:
         assert (never.text, finished(never).reason) == (rest, "length")
 
     @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
-    def test_a_penalty_counts_what_was_said_or_is_refused(self, subject: Subject, name: str) -> None:
+    def test_penalty_counts_earlier_output_or_is_not_resumable(self, subject: Subject, name: str) -> None:
         subject.honours(name, "ignore_eos")
         wanted = sampling(max_tokens=16, ignore_eos=True, **{name: 2.0})
         texts, whole = begun(subject, "Once upon a time", wanted)
@@ -101,7 +101,7 @@ class ResumeContract:
             assert texts[5] + rest.text == whole.text
             assert subject.info.counts_said or name == "repetition_penalty"
 
-    def test_an_answer_under_a_schema_goes_on_only_from_its_start(self, subject: Subject) -> None:
+    def test_output_under_a_schema_resumes_only_from_its_start(self, subject: Subject) -> None:
         subject.honours("json_schema")
         wanted = sampling(max_tokens=40, schema='{"type": "object"}')
         refusal = subject.refuses(Generate(subject.id(), "As JSON: ", wanted, "{"))
@@ -109,7 +109,7 @@ class ResumeContract:
         assert resumed(subject, "As JSON: ", "", wanted).text.startswith("{")
 
     @pytest.mark.parametrize("changes", [{}, {"seed": 7}, {"seed": 7, "top_k": 5}], ids=str)
-    def test_a_sampled_answer_goes_on(self, subject: Subject, changes: dict[str, Any]) -> None:
+    def test_sampled_output_can_be_resumed(self, subject: Subject, changes: dict[str, Any]) -> None:
         subject.honours("ignore_eos", *changes)
         wanted = sampling(max_tokens=16, ignore_eos=True, temperature=1.0, **changes)
         texts, whole = begun(subject, "The river", wanted)
@@ -118,7 +118,7 @@ class ResumeContract:
         if subject.batch_invariant and changes:
             assert texts[5] + rest.text == whole.text
 
-    def test_log_probabilities_are_those_of_the_new_tokens(self, subject: Subject) -> None:
+    def test_logprobs_cover_only_new_tokens(self, subject: Subject) -> None:
         subject.honours("logprobs", "ignore_eos")
         wanted = sampling(max_tokens=16, ignore_eos=True, logprobs=0)
         texts, _ = begun(subject, COUNTING, wanted)
@@ -126,12 +126,12 @@ class ResumeContract:
         assert "".join(each.token for each in rest.logprobs) == rest.text
         assert len(rest.logprobs) == rest.tokens
 
-    def test_half_a_character_said_before_is_refused(self, subject: Subject) -> None:
+    def test_resume_text_with_a_lone_surrogate_is_rejected(self, subject: Subject) -> None:
         refusal = subject.refuses(Generate(subject.id(), COUNTING, GREEDY, "half: \ud83d"))
         assert refusal.code is Code.INVALID_REQUEST
         subject.assert_idle()
 
-    def test_a_resumed_answer_can_be_cancelled_before_it_starts_and_while_it_runs(self, subject: Subject) -> None:
+    def test_resumed_request_can_be_cancelled_before_start_and_while_running(self, subject: Subject) -> None:
         works = [
             Generate(subject.id(), COUNTING, sampling(max_tokens=tokens, ignore_eos=True), " 5, 6,")
             for tokens in (1, 40, 40)

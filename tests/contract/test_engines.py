@@ -126,7 +126,7 @@ def _source(folder: Path, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_long_inputs_are_embedded_few_at_a_time(bge_small: Path) -> None:
+def test_batch_size_shrinks_for_long_inputs(bge_small: Path) -> None:
     with closing(engines.create("onnx", str(bge_small), {"threads": 1})) as engine:
         engine.load()
         for at in range(32):
@@ -137,7 +137,7 @@ def test_long_inputs_are_embedded_few_at_a_time(bge_small: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_id_used_again_while_its_cancelled_input_runs_gets_its_own_vector(bge_small: Path) -> None:
+def test_id_reused_during_its_cancelled_input_gets_its_own_vector(bge_small: Path) -> None:
     with closing(engines.create("onnx", str(bge_small), {"threads": 1})) as engine:
         engine.load()
         engine.add(Embed("a", tuple(range(1000, 1010))), 0.0)
@@ -151,12 +151,12 @@ def test_an_id_used_again_while_its_cancelled_input_runs_gets_its_own_vector(bge
         assert [(event.id, event.prompt_tokens) for event in ended if isinstance(event, Embedded)] == [("b", 20)]
 
 
-def test_an_unknown_engine_is_named_with_the_known_ones() -> None:
+def test_unknown_engine_error_lists_known_ones() -> None:
     with pytest.raises(EngineBroken, match=r"'nope' does not exist.*onnx.*synthetic"):
         engines.create("nope", "", {})
 
 
-def test_a_missing_library_is_reported_with_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "forebay.engines.onnx", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(EngineBroken, match=r"pip install 'forebay\[onnx\]'"):
@@ -176,7 +176,7 @@ def test_the_engine_is_chosen_from_the_artifact(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_embedding_model_is_refused_at_load_with_the_file_named(bge_small: Path, tmp_path: Path) -> None:
+def test_corrupt_embedding_model_is_named_at_load(bge_small: Path, tmp_path: Path) -> None:
     broken = {"missing": None, "truncated": -1000, "empty": 0}
     for name, end in broken.items():
         folder = tmp_path / name
@@ -191,7 +191,7 @@ def test_a_damaged_embedding_model_is_refused_at_load_with_the_file_named(bge_sm
 
 
 @pytest.mark.slow
-def test_a_sentence_is_closer_to_its_paraphrase_than_to_another(bge_small: Path) -> None:
+def test_embedding_similarity_reflects_meaning(bge_small: Path) -> None:
     engine = engines.create("onnx", str(bge_small), {"max_delay_ms": 0, "threads": 2})
     subject = Subject(engine, engine.load(), {}, vocabulary=0)
     with closing(subject):

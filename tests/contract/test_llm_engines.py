@@ -93,15 +93,13 @@ def agreement(subject: Subject, expected: tuple[list[int], list[bytes]]) -> floa
     return sum(mine == want for (mine, _), want in zip(got, wanted, strict=True)) / len(wanted)
 
 
-def test_the_likeliest_token_is_that_of_the_f32_reference(
-    either: Subject, expected: tuple[list[int], list[bytes]]
-) -> None:
+def test_top_1_tokens_agree_with_the_f32_reference(either: Subject, expected: tuple[list[int], list[bytes]]) -> None:
     share = agreement(either, expected)
     print(f"{either.info.engine}: top-1 agreement with float32 over {len(expected[1])} tokens: {share:.3f}")
     assert share >= AGREEMENT_MIN
 
 
-def test_openvino_alone_would_render_the_q4_1_file_worse_than_its_conversion(
+def test_openvino_agrees_less_without_the_q4_1_conversion(
     smollm2_gguf: Path, openvino: Subject, expected: tuple[list[int], list[bytes]]
 ) -> None:
     with closing(loaded("openvino", smollm2_gguf)) as raw:
@@ -110,7 +108,7 @@ def test_openvino_alone_would_render_the_q4_1_file_worse_than_its_conversion(
     assert share < agreement(openvino, expected)
 
 
-def test_the_engine_says_what_the_pipeline_alone_says(openvino: Subject, converted: Path) -> None:
+def test_openvino_output_equals_the_plain_pipeline(openvino: Subject, converted: Path) -> None:
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 64
     pipeline = genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", {"INFERENCE_NUM_THREADS": 2})
@@ -125,7 +123,7 @@ def test_the_engine_says_what_the_pipeline_alone_says(openvino: Subject, convert
         assert said.removesuffix("\N{REPLACEMENT CHARACTER}") == alone  # alone, it drops an unfinished character
 
 
-def test_chat_prompts_are_those_of_the_engines_own_template(openvino: Subject, converted: Path) -> None:
+def test_chat_prompts_match_the_tokenizer_template(openvino: Subject, converted: Path) -> None:
     tokenizer = genai.Tokenizer(str(converted))
     assert openvino.info.chat_template is not None
     for chat in CHATS:
@@ -133,7 +131,7 @@ def test_chat_prompts_are_those_of_the_engines_own_template(openvino: Subject, c
         assert mine == tokenizer.apply_chat_template(chat, add_generation_prompt=True)
 
 
-def test_a_chat_is_answered(either: Subject) -> None:
+def test_chat_completion_is_sensible(either: Subject) -> None:
     prompt = render_chat(str(either.info.chat_template), CHATS[0], either.info.special_tokens)
     outcome = either.fresh().run(prompt, sampling(max_tokens=40))
     assert "Paris" in outcome.text
@@ -149,7 +147,7 @@ def test_a_chat_is_answered(either: Subject) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(schemas())
-def test_no_schema_that_is_accepted_breaks_the_engine(either: Subject, schema: Any) -> None:
+def test_accepted_schemas_never_break_the_engine(either: Subject, schema: Any) -> None:
     prompt, wanted = "As JSON: ", sampling(max_tokens=16, schema=json.dumps(schema))
     try:
         outcome = either.fresh().run(prompt, wanted)
@@ -193,7 +191,7 @@ def test_more_requests_than_the_kv_cache_holds_all_finish(converted: Path) -> No
         subject.assert_idle()
 
 
-def test_a_shared_prefix_never_mixes_the_answers_of_requests_that_start_together(converted: Path) -> None:
+def test_shared_prefix_does_not_mix_concurrent_outputs(converted: Path) -> None:
     """OpenVINO lets requests that continue the same earlier prompt write into one block; the adapter does not."""
     prefix = list(range(1000, 1075))  # ends in the middle of a block
     prompts = [prefix + list(range(first, first + 6)) for first in (5000, 6000, 7000, 8000)]
@@ -206,7 +204,7 @@ def test_a_shared_prefix_never_mixes_the_answers_of_requests_that_start_together
         assert mine == pytest.approx(wanted, abs=0.2)
 
 
-def test_a_prompt_served_before_is_read_from_the_cache(smollm2_gguf: Path) -> None:
+def test_repeated_prompt_is_read_from_the_prefix_cache(smollm2_gguf: Path) -> None:
     prompt = tuple(range(500, 800))
     with closing(loaded("llamacpp", smollm2_gguf)) as subject:
         cold, warm = (finished(subject.run(prompt, sampling(max_tokens=2))) for _ in range(2))
@@ -227,9 +225,7 @@ def test_llamacpp_frees_the_slot_of_a_cancelled_request(smollm2_gguf: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["openvino", "llamacpp"])
-def test_a_damaged_model_is_refused_at_load_with_the_file_named(
-    name: str, smollm2_gguf: Path, tmp_path: Path
-) -> None:
+def test_corrupt_model_is_named_at_load(name: str, smollm2_gguf: Path, tmp_path: Path) -> None:
     whole = smollm2_gguf.read_bytes()
     broken = {
         "missing.gguf": None,
@@ -250,7 +246,7 @@ def test_a_damaged_model_is_refused_at_load_with_the_file_named(
         engines.create(name, str(folder), {}).load()
 
 
-def test_seeds_repeat_alone_and_differ_from_each_other(either: Subject) -> None:
+def test_seeds_are_reproducible_and_distinct(either: Subject) -> None:
     subject = either.fresh()
     free = {"temperature": 1.0, "max_tokens": 16}
     texts = [subject.run("Once upon a time", sampling(seed=seed, **free)).text for seed in (1, 1, 2, 2**62, -1)]
@@ -263,7 +259,7 @@ def test_seeds_repeat_alone_and_differ_from_each_other(either: Subject) -> None:
 @pytest.mark.parametrize(
     ("said", "changes"), [(" <|im_end|> is a special token", {}), (" a time", {"presence_penalty": 1.0})]
 )
-def test_openvino_refuses_to_resume_what_it_would_not_say_alike_and_llamacpp_resumes_it(
+def test_openvino_rejects_unfaithful_resumes_and_llamacpp_resumes(
     either: Subject, said: str, changes: dict[str, float]
 ) -> None:
     work = Generate("resumed", "Once upon", sampling(max_tokens=20, ignore_eos=True, **changes), said)
@@ -275,7 +271,7 @@ def test_openvino_refuses_to_resume_what_it_would_not_say_alike_and_llamacpp_res
     assert finished(either.heard["resumed"]).completion_tokens == 20
 
 
-def test_a_resumed_answer_has_no_more_cached_tokens_than_its_prompt_has(smollm2_gguf: Path) -> None:
+def test_resumed_output_reports_at_most_its_prompt_as_cached(smollm2_gguf: Path) -> None:
     said = " and the river runs down to the sea, where the water is salt and the wind is cold," * 6
     with closing(loaded("llamacpp", smollm2_gguf)) as subject:
         for _ in range(2):
@@ -285,7 +281,7 @@ def test_a_resumed_answer_has_no_more_cached_tokens_than_its_prompt_has(smollm2_
         assert (usage.prompt_tokens, usage.cached_tokens) == (4, 4)
 
 
-def test_work_after_close_of_another_engine_goes_on(openvino: Subject, converted: Path) -> None:
+def test_engine_continues_after_another_is_closed(openvino: Subject, converted: Path) -> None:
     with closing(loaded("openvino", converted, kv_cache_tokens=512)) as other:
         other.engine.add(Generate("left-running", "Hello", GREEDY), 0.0)
         other.engine.step(0.0)

@@ -1,4 +1,4 @@
-"""What engines say of their prefix caches, in the names that they were given for the parts of prompts."""
+"""Prefix cache reports of engines, by the block names given with the prompts."""
 
 import threading
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 @pytest.mark.timeout(300)
-def test_what_was_read_is_held_until_there_is_no_room(subject: Subject) -> None:
+def test_blocks_are_cached_until_evicted(subject: Subject) -> None:
     assert subject.info.blocks_exact is (subject.info.engine == "synthetic")
     assert subject.held == set()
     first = subject.run("a1", text("apple", 150), (1, 2, 3))
@@ -98,7 +98,7 @@ def test_what_was_read_is_held_until_there_is_no_room(subject: Subject) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_was_read_side_by_side_is_held_side_by_side(subject: Subject) -> None:
+def test_blocks_of_concurrent_requests_are_cached(subject: Subject) -> None:
     for n in range(2):
         subject.add(f"c{n}", text(f"cloud{n}", 100), (100 + n,), max_tokens=20)
     while not {"c0", "c1"} <= subject.ended.keys():
@@ -109,7 +109,7 @@ def test_what_was_read_side_by_side_is_held_side_by_side(subject: Subject) -> No
         assert again.cached_tokens is None or again.cached_tokens > 80
 
 
-def test_a_cached_beginning_costs_no_time() -> None:
+def test_cached_prefix_costs_no_prefill_time() -> None:
     slow = Subject(engines.create("synthetic", "", {"prefill_tokens_per_s": 100, "step_ms": 1}))
     prompt = text("apple", 200)
     began = slow.now
@@ -140,7 +140,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 5), st.integers(2, 40), st.booleans
 
 
 @given(REQUESTS)
-def test_cached_tokens_are_those_of_what_was_held_and_memory_is_never_over_full(
+def test_cached_tokens_match_held_blocks_within_the_memory_limit(
     todo: list[tuple[int, int, bool, int]],
 ) -> None:
     engine = Subject(engines.create("synthetic", "", {"kv_cache_tokens": 256, "concurrency": 3}))

@@ -1,4 +1,4 @@
-"""Preparation: what is not a model is told apart before a worker starts, and a conversion happens once."""
+"""Preparing artifacts: invalid models are rejected before a worker starts, and conversions are cached."""
 
 import shutil
 import threading
@@ -24,7 +24,7 @@ def embedding_model(folder: Path, model: bytes = SMALLEST_ONNX, tokenizer: str =
     return folder
 
 
-def test_an_artifact_that_needs_nothing_is_used_as_it_is(tmp_path: Path) -> None:
+def test_artifact_without_conversion_is_used_in_place(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "m")
     assert prepare("onnx", folder, {}, tmp_path / "cache", quiet) == folder
     assert prepare("onnx", folder / "model.onnx", {}, tmp_path / "cache", quiet) == folder / "model.onnx"
@@ -33,34 +33,34 @@ def test_an_artifact_that_needs_nothing_is_used_as_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("length", range(len(SMALLEST_ONNX)))
-def test_an_onnx_file_that_is_cut_short_anywhere_is_refused(tmp_path: Path, length: int) -> None:
+def test_truncated_onnx_file_is_rejected(tmp_path: Path, length: int) -> None:
     folder = embedding_model(tmp_path / "m", SMALLEST_ONNX[:length])
     with pytest.raises(EngineBroken, match=r"model\.onnx: not an ONNX model, or cut short"):
         prepare("onnx", folder, {}, tmp_path / "cache", quiet)
 
 
 @pytest.mark.parametrize("content", [b"GGUF" * 100, b"\xff" * 100, b"<html>not found</html>", bytes(100)])
-def test_a_file_that_is_no_onnx_model_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_non_onnx_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     folder = embedding_model(tmp_path / "m", content)
     with pytest.raises(EngineBroken, match=r"model\.onnx: not an ONNX model"):
         prepare("onnx", folder, {}, tmp_path / "cache", quiet)
 
 
 @pytest.mark.parametrize("engine", ["openvino", "llamacpp", "onnx"])
-def test_a_missing_file_is_named(tmp_path: Path, engine: str) -> None:
+def test_missing_file_is_named(tmp_path: Path, engine: str) -> None:
     with pytest.raises(EngineBroken, match=r"gone\.gguf: no such file"):
         prepare(engine, tmp_path / "gone.gguf", {}, tmp_path / "cache", quiet)
 
 
 @pytest.mark.parametrize("engine", ["openvino", "llamacpp"])
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(16), b"nope" * 100])
-def test_a_file_that_is_no_gguf_model_is_refused(tmp_path: Path, engine: str, content: bytes) -> None:
+def test_non_gguf_file_is_rejected(tmp_path: Path, engine: str, content: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(EngineBroken, match=r"m\.gguf"):
         prepare(engine, tmp_path / "m.gguf", {}, tmp_path / "cache", quiet)
 
 
-def test_folders_that_lack_a_part_are_refused(tmp_path: Path) -> None:
+def test_incomplete_folders_are_rejected(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "m", tokenizer="{")
     for engine, words in (
         ("llamacpp", "a folder"),
@@ -76,7 +76,7 @@ def test_folders_that_lack_a_part_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_conversion_happens_once_and_again_if_its_result_is_damaged(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_conversion_is_cached_and_repeated_when_damaged(smollm2_gguf: Path, tmp_path: Path) -> None:
     cache, stages = tmp_path / "cache", set[tuple[int, str]]()
     results: list[Path] = []
 

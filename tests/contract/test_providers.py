@@ -46,7 +46,7 @@ def provided(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     kill_all(tmp_path)
 
 
-def test_a_placed_unit_is_seen_as_what_it_was_placed_as(provided: Case) -> None:
+def test_placed_unit_is_observed_with_its_slot_and_endpoint(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         assert await provider.observe() == ()
         await provider.place(replica("chat-0", digest="abc", grace_s=7.0), 3)
@@ -62,7 +62,7 @@ def test_a_placed_unit_is_seen_as_what_it_was_placed_as(provided: Case) -> None:
     provided(test)
 
 
-def test_a_placed_unit_is_seen_where_it_was_placed(provided: Case) -> None:
+def test_placed_unit_is_observed_with_its_placement(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         slot = replica()
         assert isinstance(slot.spec, WorkerSpec)
@@ -75,7 +75,7 @@ def test_a_placed_unit_is_seen_where_it_was_placed(provided: Case) -> None:
     provided(test)
 
 
-def test_a_unit_that_never_listens_is_alive_without_an_endpoint(provided: Case) -> None:
+def test_unit_that_never_listens_has_no_endpoint(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.place(replica(behave="deaf"), 1)
         unit = await wait_for(provider, "chat-0", lambda u: u.alive)
@@ -84,7 +84,7 @@ def test_a_unit_that_never_listens_is_alive_without_an_endpoint(provided: Case) 
     provided(test)
 
 
-def test_a_unit_that_dies_is_told_with_how_and_its_last_words_until_it_is_removed(provided: Case) -> None:
+def test_dead_unit_is_observed_with_reason_and_last_output_until_removed(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.place(replica(behave="dies"), 1)
         async with asyncio.timeout(15):
@@ -101,7 +101,7 @@ def test_a_unit_that_dies_is_told_with_how_and_its_last_words_until_it_is_remove
     provided(test)
 
 
-def test_a_unit_that_is_asked_finishes_and_asking_again_does_no_harm(provided: Case) -> None:
+def test_remove_with_grace_terminates_and_is_idempotent(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.place(replica(), 1)
         await wait_for(provider, "chat-0", lambda u: u.endpoint)
@@ -114,7 +114,7 @@ def test_a_unit_that_is_asked_finishes_and_asking_again_does_no_harm(provided: C
     provided(test)
 
 
-def test_a_unit_that_does_not_obey_is_killed_when_the_grace_is_over(provided: Case) -> None:
+def test_unit_ignoring_termination_is_killed_after_the_grace_period(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.place(replica(behave="stubborn"), 1)
         await wait_for(provider, "chat-0", lambda u: u.endpoint)
@@ -129,7 +129,7 @@ def test_a_unit_that_does_not_obey_is_killed_when_the_grace_is_over(provided: Ca
     provided(test)
 
 
-def test_the_same_generation_is_never_placed_twice(provided: Case) -> None:
+def test_generation_cannot_be_placed_twice(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.place(replica(), 1)
         with pytest.raises(ProviderError, match="exists already"):
@@ -140,7 +140,7 @@ def test_the_same_generation_is_never_placed_twice(provided: Case) -> None:
     provided(test)
 
 
-def test_removing_what_does_not_exist_does_nothing(provided: Case) -> None:
+def test_remove_of_an_unknown_unit_does_nothing(provided: Case) -> None:
     async def test(provider: Provider) -> None:
         await provider.remove("chat-0", 1, 0.0)
         await provider.remove("chat-0", 1, 5.0)
@@ -149,7 +149,7 @@ def test_removing_what_does_not_exist_does_nothing(provided: Case) -> None:
     provided(test)
 
 
-def test_units_that_cannot_be_observed_are_an_error_and_not_an_empty_list(provided: Case, tmp_path: Path) -> None:
+def test_failed_observation_is_an_error_not_an_empty_list(provided: Case, tmp_path: Path) -> None:
     async def test(provider: Provider) -> None:
         if isinstance(provider, MemoryProvider):
             provider.unreachable = "the network is down"
@@ -161,7 +161,7 @@ def test_units_that_cannot_be_observed_are_an_error_and_not_an_empty_list(provid
     provided(test)
 
 
-def test_a_unit_that_cannot_be_started_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_failed_start_is_an_error_with_the_reason(tmp_path: Path) -> None:
     async def test() -> None:
         memory = MemoryProvider(lambda slot, generation: Script(refuse="no room"))
         with pytest.raises(ProviderError, match="no room"):

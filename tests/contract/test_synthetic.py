@@ -1,4 +1,4 @@
-"""What the synthetic engine promises beyond the engine contract: its clock, its KV account, its text."""
+"""What the synthetic engine promises beyond the contract: timing, KV accounting, text."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ def subject(**settings: float) -> Subject:
     return Subject(engine, engine.load(), {}, vocabulary=0, batch_invariant=True)
 
 
-def test_a_prompt_that_ends_with_part_of_an_answer_continues_with_the_rest() -> None:
+def test_prompt_ending_in_partial_output_continues_it() -> None:
     engine = subject()
     whole = engine.run("Tell me of the river.", sampling(max_tokens=200))
     words = whole.text.split(" ")
@@ -46,9 +46,7 @@ def test_a_prompt_that_ends_with_part_of_an_answer_continues_with_the_rest() -> 
     place=st.floats(0, 1),
     logprobs=st.sampled_from([None, 2]),
 )
-def test_a_resumed_answer_is_the_undisturbed_one_wherever_it_broke_off(
-    wanted: Sampling, place: float, logprobs: int | None
-) -> None:
+def test_resumed_output_equals_uninterrupted_output(wanted: Sampling, place: float, logprobs: int | None) -> None:
     engine, prompt = subject(), "Tell me of the river"
     wanted = msgspec.structs.replace(wanted, logprobs=logprobs)
     texts, whole = begun(engine, prompt, wanted)
@@ -61,7 +59,7 @@ def test_a_resumed_answer_is_the_undisturbed_one_wherever_it_broke_off(
     assert rest.logprobs == whole.logprobs[len(whole.logprobs) - len(rest.logprobs) :]
 
 
-def test_time_passes_as_the_settings_say() -> None:
+def test_timing_follows_the_settings() -> None:
     engine = subject(prefill_tokens_per_s=100, step_ms=10)
     start = engine.now
     prompt = "a b c d e"
@@ -69,7 +67,7 @@ def test_time_passes_as_the_settings_say() -> None:
     assert engine.now - start == pytest.approx(len(encode(prompt)) / 100 + 20 * 0.010)
 
 
-def test_requests_that_run_together_share_the_steps() -> None:
+def test_concurrent_requests_share_steps() -> None:
     engine = subject(prefill_tokens_per_s=1e9, step_ms=10, concurrency=4)
     start = engine.now
     for n in range(8):
@@ -78,7 +76,7 @@ def test_requests_that_run_together_share_the_steps() -> None:
     assert engine.now - start == pytest.approx(2 * 10 * 0.010, rel=1e-3)
 
 
-def test_nothing_happens_before_its_time() -> None:
+def test_no_event_before_its_time() -> None:
     engine = engines.create("synthetic", "", {"step_ms": 100})
     engine.load()
     engine.add(Generate("a", "hello", Sampling(max_tokens=1)), 50.0)
@@ -90,7 +88,7 @@ def test_nothing_happens_before_its_time() -> None:
     assert engine.step(50.0 + first.wait_s).wait_s is None
 
 
-def test_when_the_kv_cache_is_full_the_youngest_waits_and_all_finish() -> None:
+def test_full_kv_cache_makes_the_youngest_wait() -> None:
     engine = subject(kv_cache_tokens=256, concurrency=8)
     ids = [engine.generate(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)) for n in range(6)]
     most = most_waiting = 0
@@ -115,12 +113,12 @@ def test_when_the_kv_cache_is_full_the_youngest_waits_and_all_finish() -> None:
         ('{"type": ["string", "null"], "minLength": 2}', '"aa"'),
     ],
 )
-def test_a_schema_is_answered_with_a_small_instance(schema: str, answer: str) -> None:
+def test_schema_output_is_a_minimal_instance(schema: str, answer: str) -> None:
     assert subject().run("x", sampling(max_tokens=None, schema=schema)).text == answer
 
 
 @pytest.mark.parametrize("task", ["chat", "embed"])
-def test_as_many_requests_fail_as_the_setting_says_and_no_others(task: str) -> None:
+def test_error_share_fails_that_share_of_requests(task: str) -> None:
     engine = engines.create("synthetic", "", {"task": task, "error_share": 0.1})
     engine.load()
     codes = []

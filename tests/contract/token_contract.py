@@ -1,4 +1,4 @@
-"""What every Engine must do about tokens: answer at once, as its model reads them, and hold nothing back."""
+"""What every Engine must do about tokens: answer immediately, as its model tokenises, without state."""
 
 import time
 
@@ -12,14 +12,14 @@ from forebay.engines.protocol import Begun, Delta, Detokenize, Detokenized, Even
 class TokenContract:
     """Fixture: `subject`, a loaded engine of any task, shared by the class."""
 
-    def test_the_tokens_of_a_text_are_those_that_its_model_reads(self, subject: Subject) -> None:
+    def test_tokenize_returns_the_token_ids_of_the_model(self, subject: Subject) -> None:
         for text, ids in subject.token_ids.items():
             assert subject.engine.add(Tokenize("t", text), subject.now) == Tokenized("t", ids)
             plain = subject.engine.add(Tokenize("t", text, special=False), subject.now)
             assert isinstance(plain, Tokenized)
             assert f",{','.join(map(str, plain.tokens))}," in f",{','.join(map(str, ids))},"
 
-    def test_tokens_become_their_text_again(self, subject: Subject) -> None:
+    def test_detokenize_restores_the_text(self, subject: Subject) -> None:
         for text in (" the water", "a river runs to town", "\n"):
             ids = subject.engine.add(Tokenize("t", text, special=False), subject.now)
             assert isinstance(ids, Tokenized)
@@ -31,7 +31,7 @@ class TokenContract:
             if subject.info.task == "chat":
                 assert again.text == text
 
-    def test_no_token_of_a_long_text_is_left_out_silently(self, subject: Subject) -> None:
+    def test_tokenize_never_truncates_silently(self, subject: Subject) -> None:
         words = 2 * subject.info.context_tokens
         found: object
         try:
@@ -41,13 +41,13 @@ class TokenContract:
         whole = isinstance(found, Tokenized) and len(found.tokens) >= words
         assert whole or found is Code.CONTEXT_LENGTH_EXCEEDED
 
-    def test_nothing_is_held_of_what_was_answered(self, subject: Subject) -> None:
+    def test_tokenize_keeps_no_state(self, subject: Subject) -> None:
         for _ in range(2):
             assert subject.engine.add(Tokenize("same id", "x"), subject.now) is not None
         subject.engine.cancel("same id")
         subject.assert_idle()
 
-    def test_what_is_no_text_and_no_token_is_refused(self, subject: Subject) -> None:
+    def test_invalid_text_and_token_ids_are_rejected(self, subject: Subject) -> None:
         context = subject.info.context_tokens
         for work, code in (
             (Tokenize("t", ""), Code.INVALID_REQUEST),
@@ -67,7 +67,7 @@ class PromptContract:
     """Fixture: `subject`, a loaded engine that generates, shared by the class."""
 
     @pytest.mark.parametrize("prompt", [" the water", "a river runs to town " * 40])
-    def test_how_long_a_prompt_is_is_told_once_and_before_its_first_text(self, subject: Subject, prompt: str) -> None:
+    def test_begun_reports_prompt_tokens_once_before_any_text(self, subject: Subject, prompt: str) -> None:
         id = subject.generate(prompt, sampling(max_tokens=30))
         events: list[Event] = []
         deadline = time.monotonic() + DRAIN_TIMEOUT_S

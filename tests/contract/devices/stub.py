@@ -1,4 +1,4 @@
-"""The stub of NVIDIA's library, compiled, and the file that says what it answers."""
+"""The compiled stub of NVIDIA's library, controlled by a file."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The contract of sources of device readings, over every adapter."""
+"""The contract of device sources, over every adapter."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -164,7 +164,7 @@ def read(stage: Stage) -> dict[str, DeviceReading]:
     return {each.device: each for each in stage.source.readings()}
 
 
-def test_devices_are_read_in_the_order_of_their_ids_with_what_is_known_of_them(stage: Stage) -> None:
+def test_readings_are_sorted_by_id_with_all_known_values(stage: Stage) -> None:
     stage.set(
         "GPU-a", memory_used_bytes=2 * MIB, memory_bytes=8 * MIB, duty=0.25, power_w=300.0, clock_mhz=900.0,
         clock_max_mhz=1800.0, throttles=["heat"], ecc_errors=3, remap_failed=True,
@@ -178,20 +178,20 @@ def test_devices_are_read_in_the_order_of_their_ids_with_what_is_known_of_them(s
     assert not first.lost
 
 
-def test_what_a_source_does_not_know_is_unknown_and_not_zero(stage: Stage) -> None:
+def test_unknown_values_are_none_not_zero(stage: Stage) -> None:
     reading = read(stage)["GPU-b"]
     unknown = (reading.memory_bytes, reading.duty, reading.throttles, reading.ecc_errors, reading.remap_failed)
     assert unknown == (None, None, None, None, None)
     assert not reading.lost
 
 
-def test_what_changes_is_read_the_next_time(stage: Stage) -> None:
+def test_changed_values_appear_in_the_next_reading(stage: Stage) -> None:
     read(stage)
     stage.set("GPU-b", temperature_c=70, throttles=[])
     assert (read(stage)["GPU-b"].temperature_c, read(stage)["GPU-b"].throttles) == (70, ())
 
 
-def test_an_error_is_told_once_and_none_that_was_before_the_source(stage: Stage) -> None:
+def test_errors_are_reported_once_and_only_new_ones(stage: Stage) -> None:
     stage.source.readings()
     assert stage.source.events() == ()
     stage.hurt("GPU-b", 79)
@@ -204,7 +204,7 @@ def test_an_error_is_told_once_and_none_that_was_before_the_source(stage: Stage)
     assert [each.xid for each in stage.source.events()] == [48]
 
 
-def test_a_lost_device_is_known_as_that_and_the_others_are_read_as_before(stage: Stage) -> None:
+def test_lost_device_is_marked_and_others_are_unaffected(stage: Stage) -> None:
     if isinstance(stage, Dcgm):
         pytest.skip("an exporter does not say so")
     read(stage)
@@ -216,7 +216,7 @@ def test_a_lost_device_is_known_as_that_and_the_others_are_read_as_before(stage:
     assert not read(stage)["GPU-b"].lost
 
 
-def test_a_source_that_cannot_tell_says_so_and_goes_on_when_it_can(stage: Stage) -> None:
+def test_failing_source_raises_and_recovers(stage: Stage) -> None:
     read(stage)
     stage.fail(True)
     for _ in range(2):
@@ -226,7 +226,7 @@ def test_a_source_that_cannot_tell_says_so_and_goes_on_when_it_can(stage: Stage)
     assert sorted(read(stage)) == ["GPU-a", "GPU-b"]
 
 
-def test_a_closed_source_may_be_closed_again(stage: Stage) -> None:
+def test_close_is_idempotent(stage: Stage) -> None:
     read(stage)
     stage.source.close()
     stage.source.close()

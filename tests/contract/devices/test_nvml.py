@@ -1,4 +1,4 @@
-"""What is NVML's own: slices, links, recovery, GPUs that fall off, and libraries that lack half of it.
+"""What is specific to NVML: MIG slices, links, recovery, GPUs that fall off, and libraries that lack functions.
 
 The unmodified nvidia-ml-py drives a stub of the library: this proves our handling of what it may say, not NVML.
 """
@@ -41,7 +41,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     return told
 
 
-def test_slices_are_devices_of_their_own_and_an_error_names_one_or_the_whole(say: Say) -> None:
+def test_mig_slices_are_devices_and_errors_name_slice_or_gpu(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS, *SLICES)
     gpu, other, one, two = source.readings()
@@ -63,7 +63,7 @@ def test_slices_are_devices_of_their_own_and_an_error_names_one_or_the_whole(say
     source.close()
 
 
-def test_a_gpu_that_fell_off_is_lost_though_the_others_move_up_and_its_last_error_is_its_own(say: Say) -> None:
+def test_fallen_off_gpu_is_lost_although_indices_shift(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS)
     source.readings()
@@ -76,7 +76,7 @@ def test_a_gpu_that_fell_off_is_lost_though_the_others_move_up_and_its_last_erro
     source.close()
 
 
-def test_a_gpu_that_does_not_tell_its_name_for_once_is_unknown_and_not_lost(say: Say) -> None:
+def test_gpu_with_a_failed_uuid_query_is_unknown_not_lost(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS)
     source.readings()
@@ -89,7 +89,7 @@ def test_a_gpu_that_does_not_tell_its_name_for_once_is_unknown_and_not_lost(say:
     fresh.close()
 
 
-def test_nvlinks_lead_to_known_gpus_and_the_recovery_action_is_read(say: Say) -> None:
+def test_nvlinks_to_known_gpus_and_recovery_action_are_read(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS, "0.link0 00000000:5E:00.0", "0.link1 00000000:99:00.0", "1.link0 00000000:3B:00.0", "0.recovery 4")
     gpu, other = source.readings()
@@ -102,7 +102,7 @@ def test_nvlinks_lead_to_known_gpus_and_the_recovery_action_is_read(say: Say) ->
     source.close()
 
 
-def test_gpus_without_events_and_events_of_unknown_gpus_are_ignored(say: Say) -> None:
+def test_missing_event_support_and_unknown_gpus_are_ignored(say: Say) -> None:
     source = NvmlSource(lambda: 5.0)
     say(*GPUS, "0.events !3", "1.events !999")
     assert source.events() == ()
@@ -115,7 +115,7 @@ def test_gpus_without_events_and_events_of_unknown_gpus_are_ignored(say: Say) ->
     source.close()
 
 
-def test_the_profile_is_in_the_name_of_a_slice() -> None:
+def test_mig_profile_is_parsed_from_the_name() -> None:
     assert profile_of("NVIDIA H100 80GB HBM3 MIG 3g.40gb") == "3g.40gb"
     assert profile_of("NVIDIA H100") == ""
 
@@ -141,7 +141,7 @@ except DevicesUnknown as error:
         (None, "NVML: NVML Shared Library Not Found\n"),
     ],
 )
-def test_an_old_library_tells_what_it_can_and_none_is_said_to_be_none(
+def test_old_library_reads_what_it_supports_and_missing_library_is_reported(
     flags: tuple[str, ...] | None, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "nvml").write_text("count 1\n0.uuid GPU-a\n0.temperature 61\n0.throttles 0x20\n")

@@ -1,4 +1,4 @@
-"""What is each source's own: scripts with mistakes and times, logs that are replaced, rows of exporters, settings."""
+"""What is specific to each device source: scripts, rotated logs, exporter rows, settings."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def script(path: Path, *lines: object) -> None:
         file.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
 
 
-def test_lines_of_a_script_happen_when_it_is_time(tmp_path: Path) -> None:
+def test_script_lines_apply_at_their_time(tmp_path: Path) -> None:
     path, now = tmp_path / "s.jsonl", [100.0]
     script(
         path,
@@ -58,9 +58,7 @@ def test_lines_of_a_script_happen_when_it_is_time(tmp_path: Path) -> None:
         ({"after_s": "x", "device": "g"}, "s.jsonl:2: Expected `float | null`, got `str`"),
     ],
 )
-def test_a_mistake_in_a_script_is_told_with_its_line_and_the_others_count(
-    tmp_path: Path, line: object, says: str
-) -> None:
+def test_invalid_script_line_is_reported_and_the_others_apply(tmp_path: Path, line: object, says: str) -> None:
     path = tmp_path / "s.jsonl"
     script(path, {"device": "g", "temperature_c": 50}, line, {"device": "h"})
     source = ScriptedSource(path, lambda: 0.0, lambda: 0.0)
@@ -70,7 +68,7 @@ def test_a_mistake_in_a_script_is_told_with_its_line_and_the_others_count(
     assert [each.device for each in source.readings()] == ["g", "h"]
 
 
-def test_half_a_line_waits_for_its_other_half_and_a_script_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_partial_script_line_is_completed_later_and_missing_script_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text('{"device": "g"}\n{"device": ')
     source = ScriptedSource(path, lambda: 0.0, lambda: 0.0)
@@ -100,11 +98,11 @@ def test_half_a_line_waits_for_its_other_half_and_a_script_that_is_gone_is_told(
         ("NVRM: Xid (PCI:0000:3b:00): many", None),
     ],
 )
-def test_a_line_of_the_kernel_says_what_it_says(line: str, event: DeviceEvent | None) -> None:
+def test_kernel_log_line_is_parsed(line: str, event: DeviceEvent | None) -> None:
     assert parse(line, 1.0) == event
 
 
-def test_a_log_is_followed_from_its_end_over_its_being_cut_replaced_and_missing(tmp_path: Path) -> None:
+def test_log_is_followed_across_truncation_and_rotation(tmp_path: Path) -> None:
     path, line = tmp_path / "kern.log", "NVRM: Xid (PCI:0000:3b:00): {}, x\n"
     path.write_text(line.format(1))
     log = KernelLog(path, None, lambda: 0.0)
@@ -134,7 +132,7 @@ def test_a_log_is_followed_from_its_end_over_its_being_cut_replaced_and_missing(
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="may not read the kernel's log")
-def test_the_kernels_own_log_is_read_without_waiting_and_from_its_end() -> None:
+def test_kmsg_is_read_without_blocking_from_its_end() -> None:
     log = KernelLog(Path("/dev/kmsg"), None, lambda: 0.0)
     assert log.events() == ()
     assert log.events() == ()
@@ -153,7 +151,7 @@ up 1
 """
 
 
-def test_an_exporters_blanks_are_unknown_and_slices_are_devices() -> None:
+def test_dcgm_blank_values_are_unknown_and_slices_are_devices() -> None:
     gpu, slice = DcgmSource("http://x", lambda: 0.0, lambda url: ROWS).readings()
     assert (gpu.device, gpu.name, gpu.clock_mhz, gpu.memory_bytes, gpu.remap_failed) == (
         "GPU-a", "NVIDIA H100", 1980.0, None, False,
@@ -164,7 +162,7 @@ def test_an_exporters_blanks_are_unknown_and_slices_are_devices() -> None:
     )  # fmt: skip
 
 
-def test_what_is_no_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_exporter_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in ({"http://x": "<html>"}, {"http://x": "up 1\n"}):
         with pytest.raises(DevicesUnknown):
             DcgmSource("http://x", lambda: 0.0, answer.__getitem__).readings()
@@ -185,7 +183,7 @@ def test_what_is_no_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         DcgmSource("http://x/metrics", lambda: 0.0).readings()
 
 
-def test_settings_open_what_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_open_the_configured_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "DRIVER", (tmp_path / "none",))
     file = tmp_path / "s.jsonl"
     script(file, {"device": "g"})

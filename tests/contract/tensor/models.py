@@ -1,4 +1,4 @@
-"""Tiny models for the contract of tensor backends, one builder for each backend: `identity` and `add_sub`."""
+"""Tiny models for the contract of tensor backends, one builder per backend: `identity` and `add_sub`."""
 
 import threading
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Models in Python, written out and loaded for the tests of that backend."""
+"""Python models written and loaded for the tests of that backend."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays of the protocol: element types, rows put together without a copy, what contradicts a configuration."""
+"""Protocol arrays: element types, rows joined without a copy, mismatches with a configuration."""
 
 import mmap
 
@@ -20,7 +20,7 @@ from forebay.engines.tensor.arrays import (
 )
 
 
-def test_every_type_but_bf16_is_recognised_in_its_array() -> None:
+def test_datatype_of_recognises_every_type_but_bf16() -> None:
     found = {each: datatype_of(np.zeros(1, DTYPES[each])) for each in Datatype}
 
     assert found.pop(Datatype.BF16) is Datatype.UINT16
@@ -45,7 +45,7 @@ def test_plain_keeps_the_values_and_the_shape(array: "np.ndarray") -> None:  # t
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6))
-def test_bytes_stay_bytes_and_text_is_refused_where_it_is_none(parts: list[bytes]) -> None:
+def test_as_text_rejects_bytes_that_are_not_utf8(parts: list[bytes]) -> None:
     array = np.empty(len(parts), object)
     array[:] = parts
 
@@ -72,7 +72,7 @@ def test_joined_rows_are_the_rows_of_the_parts(sizes: list[int], shuffled: bool,
     assert np.array_equal(joined(parts), np.concatenate(parts))
 
 
-def test_rows_that_lie_one_behind_the_other_are_not_copied() -> None:
+def test_adjacent_rows_are_joined_without_a_copy() -> None:
     size = VIEWED_BYTES_MIN
     memory = mmap.mmap(-1, 4 * size)
     rows = [np.frombuffer(memoryview(memory)[64 + n * size :][:size], np.float32).reshape(2, -1) for n in range(3)]
@@ -86,7 +86,7 @@ def test_rows_that_lie_one_behind_the_other_are_not_copied() -> None:
     assert (together[2, 0], together[0, 0], separate[0, 0]) == (7, 5, 0)
 
 
-def test_neighbours_of_different_owners_are_copied() -> None:
+def test_arrays_of_different_owners_are_copied() -> None:
     one, other = np.zeros((2, VIEWED_BYTES_MIN)), np.ones((2, VIEWED_BYTES_MIN))
 
     assert not np.shares_memory(joined([one, other]), one)
@@ -105,7 +105,7 @@ def test_neighbours_of_different_owners_are_copied() -> None:
         (np.zeros(4, "<c8"), False, "as complex64 [4]; its configuration says FP32 [4]"),
     ],
 )
-def test_an_output_that_contradicts_its_configuration_is_named_with_both(
+def test_mismatch_names_actual_and_configured_output(
     array: "np.ndarray",  # type: ignore[type-arg]
     batches: bool,
     problem: str,
@@ -115,7 +115,7 @@ def test_an_output_that_contradicts_its_configuration_is_named_with_both(
     assert found == (f"model 'm' gave output 'Y' {problem}" if problem else "")
 
 
-def test_a_reshape_says_what_the_model_gives() -> None:
+def test_mismatch_uses_the_reshaped_dims() -> None:
     spec = TensorSpec("Y", Datatype.FP32, (1,), reshape=())
 
     assert mismatch(spec, np.zeros(3, "<f4"), "m", True) == ""

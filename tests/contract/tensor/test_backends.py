@@ -1,4 +1,4 @@
-"""What every tensor backend does alike."""
+"""What all tensor backends have in common."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ def test_every_backend_is_in_this_suite() -> None:
     assert set(BACKEND_NAMES) == set(BACKENDS)
 
 
-def test_an_unknown_backend_is_refused_with_those_that_exist() -> None:
+def test_unknown_backend_error_lists_available_ones() -> None:
     with pytest.raises(BackendFailed, match="'tensorrt' does not exist; choose one of onnxruntime, openvino, python"):
         create("tensorrt")
 
@@ -33,7 +33,7 @@ def test_an_unknown_backend_is_refused_with_those_that_exist() -> None:
     ("name", "library", "extra"),
     [("onnxruntime", "onnxruntime", "onnx"), ("openvino", "openvino", "llm"), ("pytorch", "torch", "torch")],
 )
-def test_a_library_that_is_not_installed_is_named_with_its_extra(
+def test_missing_library_is_named_with_its_extra(
     name: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -52,7 +52,7 @@ def add_sub(name: str, tmp_path: Path) -> Iterator[Backend]:
 
 
 @pytest.mark.parametrize(("name", "datatype"), [(name, each) for name in BACKEND_NAMES for each in CARRIES[name]])
-def test_elements_of_every_type_come_back_as_they_were(name: str, datatype: Datatype, tmp_path: Path) -> None:
+def test_every_datatype_round_trips(name: str, datatype: Datatype, tmp_path: Path) -> None:
     build(name, "identity", datatype, tmp_path / "m" / "1")
     backend, loaded = load(config(name, datatype, "identity"), tmp_path / "m" / "1")
     given = sample(datatype, name)
@@ -76,7 +76,7 @@ def pair(rows: int, start: float) -> dict[str, Array]:
 
 
 @every_backend
-def test_a_batch_gives_each_request_what_it_gets_alone(name: str, add_sub: Backend) -> None:
+def test_batched_results_equal_results_alone(name: str, add_sub: Backend) -> None:
     requests = [ask(pair(rows, 10.0 * rows)) for rows in (1, 3, 2)]
 
     together = run(add_sub, requests)
@@ -89,7 +89,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(name: str, add_sub: Backe
 
 
 @every_backend
-def test_only_wanted_outputs_are_given(name: str, add_sub: Backend) -> None:
+def test_only_requested_outputs_are_returned(name: str, add_sub: Backend) -> None:
     first, second, third = run(
         add_sub, [ask(pair(1, 0), "DIFF"), ask(pair(1, 0), "SUM"), ask(pair(1, 5), "DIFF", "SUM")]
     )
@@ -99,7 +99,7 @@ def test_only_wanted_outputs_are_given(name: str, add_sub: Backend) -> None:
 
 
 @every_backend
-def test_a_batch_of_no_rows_gives_no_rows(name: str, add_sub: Backend) -> None:
+def test_batch_without_rows_returns_no_rows(name: str, add_sub: Backend) -> None:
     (response,) = run(add_sub, [ask({key: value[:0] for key, value in pair(1, 0).items()})])
 
     assert response.error == ""
@@ -107,7 +107,7 @@ def test_a_batch_of_no_rows_gives_no_rows(name: str, add_sub: Backend) -> None:
 
 
 @every_backend
-def test_read_only_inputs_are_as_good(name: str, add_sub: Backend) -> None:
+def test_read_only_inputs_are_accepted(name: str, add_sub: Backend) -> None:
     inputs = pair(2, 0)
     for array in inputs.values():
         array.flags.writeable = False
@@ -118,7 +118,7 @@ def test_read_only_inputs_are_as_good(name: str, add_sub: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "pytorch"])
-def test_two_instances_run_in_two_threads_at_once(name: str, add_sub: Backend) -> None:
+def test_instances_run_concurrently_in_threads(name: str, add_sub: Backend) -> None:
     gate = threading.Barrier(2)
     wrong: list[str] = []
 
@@ -140,7 +140,7 @@ def test_two_instances_run_in_two_threads_at_once(name: str, add_sub: Backend) -
 
 
 @every_backend
-def test_what_one_request_asks_wrongly_does_not_fail_the_others(name: str, add_sub: Backend) -> None:
+def test_invalid_request_does_not_fail_others_in_the_batch(name: str, add_sub: Backend) -> None:
     odd = {"A": np.ones((1, 4), np.float32), "B": np.ones((1, 3), np.float32)}
     good, bad, last = ask(pair(1, 0)), ask(odd), ask(pair(2, 7))
 
@@ -157,7 +157,7 @@ def test_what_one_request_asks_wrongly_does_not_fail_the_others(name: str, add_s
 
 
 @every_backend
-def test_a_missing_input_is_named(name: str, add_sub: Backend) -> None:
+def test_missing_input_is_an_error(name: str, add_sub: Backend) -> None:
     (response,) = run(add_sub, [ask({"A": np.ones((1, 4), np.float32)})])
 
     assert response.error != ""
@@ -166,7 +166,7 @@ def test_a_missing_input_is_named(name: str, add_sub: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "pytorch"])
-def test_an_output_that_does_not_exist_is_refused(name: str, add_sub: Backend) -> None:
+def test_unknown_output_is_rejected(name: str, add_sub: Backend) -> None:
     wrong, good = run(add_sub, [ask(pair(1, 0), "NONE"), ask(pair(1, 0))])
 
     assert wrong.error == "unexpected inference output 'NONE'"
@@ -174,14 +174,14 @@ def test_an_output_that_does_not_exist_is_refused(name: str, add_sub: Backend) -
 
 
 @every_backend
-def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+def test_missing_model_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(BackendFailed, match=FILES[name].partition(".")[0]):
         load(config(name, Datatype.FP32, "add_sub"), tmp_path)
 
 
 @every_backend
 @pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
-def test_a_broken_file_is_refused_in_a_sentence(name: str, damage: str, tmp_path: Path) -> None:
+def test_corrupt_model_file_gives_a_short_error(name: str, damage: str, tmp_path: Path) -> None:
     build(name, "add_sub", Datatype.FP32, tmp_path / "m" / "1")
     file = tmp_path / "m" / "1" / FILES[name]
     whole = file.read_bytes()
@@ -195,7 +195,7 @@ def test_a_broken_file_is_refused_in_a_sentence(name: str, damage: str, tmp_path
 
 
 @every_backend
-def test_a_closed_model_can_be_loaded_again_and_is_the_new_one(name: str, tmp_path: Path) -> None:
+def test_closed_model_can_be_replaced_and_loaded_again(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "m" / "1"
     for _ in range(2):
         build(name, "add_sub", Datatype.FP32, folder)

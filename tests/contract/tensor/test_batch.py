@@ -1,4 +1,4 @@
-"""Requests put together and results taken apart, for models that take a whole batch as one array."""
+"""Batching requests and splitting results, for models that take a whole batch as one array."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class Model:
         return {name: made[name] for name in wanted}
 
 
-def test_requests_of_one_shape_are_one_run_and_others_their_own() -> None:
+def test_requests_are_batched_by_shape() -> None:
     model = Model()
 
     responses = batch.execute([request(1, 2), request(1, 3), request(2, 2, value=5)], ["Y"], model)
@@ -37,7 +37,7 @@ def test_requests_of_one_shape_are_one_run_and_others_their_own() -> None:
     assert [each.outputs["Y"].tolist() for each in responses] == [[[2, 2]], [[2, 2, 2]], [[10, 10]] * 2]
 
 
-def test_requests_with_other_inputs_or_types_do_not_go_together() -> None:
+def test_requests_with_different_inputs_or_types_are_not_batched() -> None:
     model = Model()
     more = Request("", {"X": np.ones(1, np.float32), "M": np.ones(1)}, ())
     wide = Request("", {"X": np.ones(1, np.float64)}, ())
@@ -47,7 +47,7 @@ def test_requests_with_other_inputs_or_types_do_not_go_together() -> None:
     assert [shape for shape, _ in model.runs] == [(2,), (1,), (1,)]
 
 
-def test_requests_that_want_the_same_are_answered_in_whole_arrays() -> None:
+def test_requests_for_the_same_outputs_return_rows() -> None:
     group = [request(1, 2, wanted=("Y",)), request(3, 2, value=5, wanted=("Y",)), request(0, 2, wanted=("Y",))]
 
     responses = batch.execute(group, ["Y", "Z"], Model())
@@ -59,7 +59,7 @@ def test_requests_that_want_the_same_are_answered_in_whole_arrays() -> None:
     assert responses[-2].outputs["Y"].shape == (3, 2)
 
 
-def test_all_requested_outputs_are_computed_and_each_request_gets_its_own() -> None:
+def test_union_of_outputs_is_computed_and_split_per_request() -> None:
     model = Model()
 
     responses = batch.execute([request(1, wanted=("Y",)), request(1, wanted=("Z", "Y"))], ["Y", "Z"], model)
@@ -68,7 +68,7 @@ def test_all_requested_outputs_are_computed_and_each_request_gets_its_own() -> N
     assert [list(each.outputs) for each in responses] == [["Y"], ["Z", "Y"]]
 
 
-def test_a_request_that_fails_fails_alone() -> None:
+def test_failing_request_does_not_fail_its_batch() -> None:
     model = Model()
 
     responses = batch.execute([request(1), request(1, value=-1), request(1)], ["Y"], model)
@@ -77,7 +77,7 @@ def test_a_request_that_fails_fails_alone() -> None:
     assert len(model.runs) == 4
 
 
-def test_scalars_are_run_one_by_one() -> None:
+def test_scalars_are_not_batched() -> None:
     model = Model()
 
     batch.execute([request(), request()], ["Y"], model)
@@ -85,7 +85,7 @@ def test_scalars_are_run_one_by_one() -> None:
     assert [shape for shape, _ in model.runs] == [(), ()]
 
 
-def test_an_output_without_the_rows_of_the_batch_is_an_error_for_all() -> None:
+def test_output_with_wrong_row_count_fails_the_batch() -> None:
     responses = batch.execute([request(1), request(2)], ["ONE"], Model())
 
     assert {each.error for each in responses} == {
@@ -94,7 +94,7 @@ def test_an_output_without_the_rows_of_the_batch_is_an_error_for_all() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_unknown_output_is_refused_without_a_run_for_it(count: int) -> None:
+def test_unknown_output_is_rejected_without_a_run(count: int) -> None:
     model = Model()
 
     responses = batch.execute([request(1, wanted=("N",)), request(1)][:count], ["Y"], model)
@@ -110,7 +110,7 @@ def stack(*values: float, wanted: tuple[tuple[str, ...], ...] = ()) -> Stack:
     return Stack({"X": x}, [2] * len(values), asked, lambda place, inputs: Request(str(place), inputs, asked[place]))
 
 
-def test_a_stack_of_requests_is_run_as_it_is() -> None:
+def test_stack_is_run_without_splitting() -> None:
     model, requests = Model(), stack(1, 2)
 
     responses = batch.execute(requests, ["Y", "Z"], model)
@@ -119,7 +119,7 @@ def test_a_stack_of_requests_is_run_as_it_is() -> None:
     assert [each.outputs["Z"].tolist() for each in responses] == [[3, 3], [6, 6]]
 
 
-def test_the_requests_of_a_stack_have_views_of_their_rows() -> None:
+def test_stack_requests_are_views_of_their_rows() -> None:
     requests = stack(1, 2, 3)
 
     assert [each.id for each in requests] == ["0", "1", "2"]
@@ -129,7 +129,7 @@ def test_the_requests_of_a_stack_have_views_of_their_rows() -> None:
     assert len(requests) == 3
 
 
-def test_a_stack_that_cannot_be_run_at_once_is_run_one_by_one() -> None:
+def test_failing_stack_is_run_request_by_request() -> None:
     assert [each.error for each in batch.execute(stack(1, -1, 2), ["Y"], Model())] == ["", "negative", ""]
 
     responses = batch.execute(stack(1, 2, wanted=(("Y",), ("N",))), ["Y"], Model())

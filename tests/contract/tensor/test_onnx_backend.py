@@ -1,4 +1,4 @@
-"""What is ONNX Runtime's own: files outside the folder, optional inputs, options, outputs that are no tensors."""
+"""What is specific to ONNX Runtime: external files, optional inputs, options, non-tensor outputs."""
 
 import re
 from dataclasses import replace
@@ -39,7 +39,7 @@ def weighted(folder: Path, location: str, deep: bool = False) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
-def test_products_of_8_bits_do_not_overflow_on_processors_without_vnni(tmp_path: Path) -> None:
+def test_int8_products_do_not_overflow_without_vnni(tmp_path: Path) -> None:
     weights = np.full((64, 4), 127, np.int8)
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["X"], ["q", "scale", "zero"]),
@@ -61,7 +61,7 @@ def test_products_of_8_bits_do_not_overflow_on_processors_without_vnni(tmp_path:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
+def test_external_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
     weighted(tmp_path / "1", "weights.bin", deep)
     np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "weights.bin")
     backend, _ = load(PLAIN, tmp_path / "1")
@@ -72,7 +72,7 @@ def test_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_folder_may_stand_for_the_file(tmp_path: Path) -> None:
+def test_model_file_can_be_a_folder(tmp_path: Path) -> None:
     weighted(tmp_path / "1" / "model.onnx", "weights.bin")
     np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "model.onnx" / "weights.bin")
     backend, _ = load(PLAIN, tmp_path / "1")
@@ -83,7 +83,7 @@ def test_a_folder_may_stand_for_the_file(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_strings_beside_bfloat16_are_refused_at_the_load(tmp_path: Path) -> None:
+def test_strings_with_bfloat16_are_rejected_at_load(tmp_path: Path) -> None:
     kinds = {"S": TensorProto.STRING, "B": TensorProto.BFLOAT16, "F": TensorProto.FLOAT}
     s, b, f = (helper.make_tensor_value_info(name, kind, ["n", 4]) for name, kind in kinds.items())
     cast = helper.make_node("Cast", ["F"], ["B"], to=TensorProto.BFLOAT16)
@@ -95,7 +95,7 @@ def test_strings_beside_bfloat16_are_refused_at_the_load(tmp_path: Path) -> None
         load(PLAIN, tmp_path)
 
 
-def test_strings_that_are_none_are_the_mistake_of_their_request_alone(tmp_path: Path) -> None:
+def test_invalid_utf8_string_fails_only_its_request(tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.BYTES, tmp_path)
     backend, _ = load(config("onnxruntime", Datatype.BYTES, "identity"), tmp_path)
 
@@ -126,14 +126,14 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_to_an_end(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_without_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.onnx"
     file.write_bytes(data)
 
     assert all(isinstance(problem, str) for problem in outside(file))
 
 
-def test_graphs_too_deep_in_one_another_are_refused(tmp_path: Path) -> None:
+def test_graph_nesting_is_limited(tmp_path: Path) -> None:
     body = b""
     for _ in range(onnx_file.DEPTH_MAX):
         for field in (6, 5, 1):  # graph of an attribute, attribute of a node, node of a graph
@@ -154,7 +154,7 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def test_an_input_with_a_default_may_be_left_out(tmp_path: Path) -> None:
+def test_input_with_a_default_is_optional(tmp_path: Path) -> None:
     x, y, scale = (
         helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
         for n, s in (("X", ["n", 4]), ("Y", ["n", 4]), ("S", [1]))
@@ -177,7 +177,7 @@ def test_an_input_with_a_default_may_be_left_out(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_outputs_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
+def test_non_tensor_outputs_are_omitted(tmp_path: Path) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "XY")
     many = helper.make_tensor_sequence_value_info("MANY", TensorProto.FLOAT, None)
     nodes = [helper.make_node("Identity", ["X"], ["Y"]), helper.make_node("SequenceConstruct", ["X"], ["MANY"])]
@@ -195,7 +195,7 @@ def test_outputs_that_are_no_tensors_are_left_out(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+def test_non_tensor_input_is_rejected(tmp_path: Path) -> None:
     many = helper.make_tensor_sequence_value_info("MANY", TensorProto.FLOAT, None)
     y = helper.make_tensor_value_info("Y", TensorProto.INT64, [])
     graph = helper.make_graph([helper.make_node("SequenceLength", ["MANY"], ["Y"])], "g", [many], [y])
@@ -208,7 +208,7 @@ def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
         load(PLAIN, tmp_path)
 
 
-def test_an_element_type_that_the_protocol_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_unsupported_element_type_is_rejected(tmp_path: Path) -> None:
     small = helper.make_tensor_value_info("SMALL", TensorProto.FLOAT8E4M3FN, ["n"])
     y = helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["n"])
     node = helper.make_node("Cast", ["SMALL"], ["Y"], to=TensorProto.FLOAT)
@@ -224,7 +224,7 @@ def test_an_element_type_that_the_protocol_does_not_have_is_refused(tmp_path: Pa
         load(PLAIN, tmp_path)
 
 
-def test_a_model_without_an_output_that_can_be_served_is_refused(tmp_path: Path) -> None:
+def test_model_without_supported_outputs_is_rejected(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n"])
     small = helper.make_tensor_value_info("SMALL", TensorProto.FLOAT8E4M3FN, ["n"])
     node = helper.make_node("Cast", ["X"], ["SMALL"], to=TensorProto.FLOAT8E4M3FN)
@@ -240,7 +240,7 @@ def test_a_model_without_an_output_that_can_be_served_is_refused(tmp_path: Path)
         load(PLAIN, tmp_path)
 
 
-def test_errors_are_said_in_tritons_words(tmp_path: Path) -> None:
+def test_errors_have_triton_texts(tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
     backend, _ = load(PLAIN, tmp_path)
 
@@ -257,7 +257,7 @@ def test_errors_are_said_in_tritons_words(tmp_path: Path) -> None:
         {"enable_mem_arena": "0", "enable_mem_pattern": "1", "optimization.graph.level": "-1"},
     ],
 )
-def test_options_are_taken(parameters: dict[str, str], tmp_path: Path) -> None:
+def test_session_options_are_accepted(parameters: dict[str, str], tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
     backend, _ = load(replace(PLAIN, parameters=parameters), tmp_path)
 
@@ -265,14 +265,14 @@ def test_options_are_taken(parameters: dict[str, str], tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_thread_count_is_rejected(tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
 
     with pytest.raises(BackendFailed, match="intra_op_thread_count is 'many'; it must be a whole number"):
         load(replace(PLAIN, parameters={"intra_op_thread_count": "many"}), tmp_path)
 
 
-def test_options_for_gpus_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_options_map_to_provider_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """What becomes of them on a GPU is tested in tests/gpu."""
     given = {"gpu_mem_limit": "4294967200", "cudnn_conv_algo_search": "1", "arena_extend_strategy": "1"}
     providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -298,9 +298,7 @@ def test_options_for_gpus_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -
         ("cudnn_conv_algo_search", "3", "is 3; it must be below 3"),
     ],
 )
-def test_an_option_for_gpus_that_is_none_is_refused_without_a_gpu_too(
-    name: str, value: str, text: str, tmp_path: Path
-) -> None:
+def test_invalid_gpu_option_is_rejected_without_a_gpu(name: str, value: str, text: str, tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
 
     with pytest.raises(BackendFailed, match=f"parameter {name} {text}"):

@@ -1,4 +1,4 @@
-"""What is OpenVINO's own: other formats, a fixed batch size, numbers that it cannot compute with."""
+"""What is specific to OpenVINO: other formats, fixed batch sizes, unsupported values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def fixed(folder: Path, *shape: int) -> None:
     openvino.save_model(openvino.Model([opset13.result(double)], [x]), folder / "model.xml", compress_to_fp16=False)
 
 
-def test_onnx_files_are_read_too(tmp_path: Path) -> None:
+def test_onnx_files_are_supported(tmp_path: Path) -> None:
     build("onnxruntime", "identity", Datatype.FP32, tmp_path)
     backend, loaded = load(replace(FP32, model_file="model.onnx"), tmp_path)
 
@@ -44,7 +44,7 @@ def test_onnx_weights_outside_the_folder_are_never_read(tmp_path: Path) -> None:
         load(replace(FP32, model_file="model.onnx"), tmp_path / "1")
 
 
-def test_a_model_with_a_fixed_batch_size_batches_if_the_configuration_says_so(tmp_path: Path) -> None:
+def test_fixed_batch_size_becomes_dynamic_when_configured(tmp_path: Path) -> None:
     fixed(tmp_path, 1, 4)
     backend, loaded = load(replace(FP32, outputs=()), tmp_path)
 
@@ -72,7 +72,7 @@ def test_a_fixed_batch_size_is_kept_unless_configured_otherwise(changed: dict[st
 
 
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
-def test_numbers_that_would_be_cut_are_refused(number: int, tmp_path: Path) -> None:
+def test_int64_values_beyond_32_bits_are_rejected(number: int, tmp_path: Path) -> None:
     build("openvino", "identity", Datatype.INT64, tmp_path)
     backend, _ = load(config("openvino", Datatype.INT64, "identity"), tmp_path)
 
@@ -83,7 +83,7 @@ def test_numbers_that_would_be_cut_are_refused(number: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("word", "text"), [(b"a\0", "ends in a zero byte"), (b"\xff", "bytes that are not UTF-8")])
-def test_strings_that_would_be_changed_are_refused(word: bytes, text: str, tmp_path: Path) -> None:
+def test_strings_that_would_be_altered_are_rejected(word: bytes, text: str, tmp_path: Path) -> None:
     build("openvino", "identity", Datatype.BYTES, tmp_path)
     backend, _ = load(config("openvino", Datatype.BYTES, "identity"), tmp_path)
 
@@ -101,7 +101,7 @@ def test_strings_that_would_be_changed_are_refused(word: bytes, text: str, tmp_p
         {"INFERENCE_NUM_THREADS": "1", "NUM_STREAMS": "1", "HINT_BF16": "YES"},
     ],
 )
-def test_options_are_taken(parameters: dict[str, str], tmp_path: Path) -> None:
+def test_device_options_are_accepted(parameters: dict[str, str], tmp_path: Path) -> None:
     build("openvino", "identity", Datatype.FP32, tmp_path)
     backend, _ = load(replace(FP32, parameters=parameters), tmp_path)
 
@@ -109,7 +109,7 @@ def test_options_are_taken(parameters: dict[str, str], tmp_path: Path) -> None:
     backend.close()
 
 
-def test_elements_that_the_protocol_cannot_carry_are_refused(tmp_path: Path) -> None:
+def test_unsupported_element_type_is_rejected(tmp_path: Path) -> None:
     x = opset13.parameter([-1, 4], openvino.Type.u4, name="X")
     model = openvino.Model([opset13.result(opset13.convert(x, "f32"))], [x])
     openvino.save_model(model, tmp_path / "model.xml")
@@ -125,7 +125,7 @@ def test_elements_that_the_protocol_cannot_carry_are_refused(tmp_path: Path) -> 
         ({"TARGET_DEVICE": "MOON"}, "cannot be loaded"),
     ],
 )
-def test_wrong_options_are_refused(parameters: dict[str, str], text: str, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(parameters: dict[str, str], text: str, tmp_path: Path) -> None:
     build("openvino", "identity", Datatype.FP32, tmp_path)
 
     with pytest.raises(BackendFailed, match=text):

@@ -1,4 +1,4 @@
-"""Models in Python: their life, what they return, and how they fail. Texts are those of Triton's Python backend."""
+"""Python models: lifecycle, return values, failures. Texts are those of Triton's Python backend."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def load(tmp_path: Path, request: pytest.FixtureRequest) -> Load:
     return made
 
 
-def test_initialize_gets_what_triton_gives(load: Load, tmp_path: Path) -> None:
+def test_initialize_receives_triton_arguments(load: Load, tmp_path: Path) -> None:
     parameters = {"flavour": "sweet"}
     config = replace(CONFIG, max_batch=8, parameters=parameters, instances=(InstanceGroup(count=2),))
     backend = load(
@@ -64,7 +64,7 @@ def test_initialize_gets_what_triton_gives(load: Load, tmp_path: Path) -> None:
     assert shown["instance_group"][0]["count"] == 2
 
 
-def test_a_model_reads_everything_of_its_request(load: Load) -> None:
+def test_model_reads_all_request_fields(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -134,7 +134,7 @@ def test_responses_carry_parameters_and_errors_of_every_kind(load: Load) -> None
         ),
     ],
 )
-def test_a_wrong_return_fails_the_whole_batch(load: Load, returned: str, text: str) -> None:
+def test_invalid_return_value_fails_the_batch(load: Load, returned: str, text: str) -> None:
     found, _ = answers(load(f"def execute(self, requests): return {returned}"), asked(2))
 
     assert [value(each) for each in found] == [FAILED + text] * 2
@@ -150,7 +150,7 @@ def test_a_wrong_return_fails_the_whole_batch(load: Load, returned: str, text: s
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "async "])
-def test_whatever_is_raised_fails_the_batch_with_its_place_and_not_the_model(
+def test_exception_fails_the_batch_with_its_location_and_keeps_the_model(
     load: Load, raised: str, text: str, prefix: str, tmp_path: Path
 ) -> None:
     backend = load(f"""
@@ -169,7 +169,7 @@ def test_whatever_is_raised_fails_the_batch_with_its_place_and_not_the_model(
     assert value(again[0]) == [3]
 
 
-def test_frames_are_listed_from_the_innermost(load: Load, tmp_path: Path) -> None:
+def test_traceback_lists_the_innermost_frame_first(load: Load, tmp_path: Path) -> None:
     backend = load("""
         def execute(self, requests): return self.deep()
         def deep(self): raise ValueError('x')
@@ -181,7 +181,7 @@ def test_frames_are_listed_from_the_innermost(load: Load, tmp_path: Path) -> Non
     assert str(value(response)).partition("At:\n")[2] == f"  {file}(15): deep\n  {file}(14): execute\n"
 
 
-def test_a_model_without_execute_says_so(load: Load, tmp_path: Path) -> None:
+def test_missing_execute_is_reported(load: Load, tmp_path: Path) -> None:
     (response,), _ = answers(load("pass"), asked())
 
     text = str(value(response)).partition("\n")[0]
@@ -195,9 +195,7 @@ def test_a_model_without_execute_says_so(load: Load, tmp_path: Path) -> None:
         ("np.ones((1, 1), np.float32)", "model 'm' gave output 'Y' as FP32 [1, 1]; its configuration says FP32 [-1]"),
     ],
 )
-def test_an_output_that_contradicts_the_configuration_fails_its_request_only(
-    load: Load, made: str, text: str
-) -> None:
+def test_output_contradicting_the_configuration_fails_only_its_request(load: Load, made: str, text: str) -> None:
     backend = load(f"def execute(self, requests): return [out({made}), out(x(requests[1]))]")
 
     found, _ = answers(backend, asked(2))
@@ -205,7 +203,7 @@ def test_an_output_that_contradicts_the_configuration_fails_its_request_only(
     assert [value(each) for each in found] == [text, [2]]
 
 
-def test_outputs_that_were_not_requested_are_left_out(load: Load) -> None:
+def test_unrequested_outputs_are_omitted(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -221,7 +219,7 @@ def test_outputs_that_were_not_requested_are_left_out(load: Load) -> None:
     assert [list(each.outputs) for each in found if each] == [["Y", "Z"], ["Z"]]
 
 
-def test_strings_of_all_sorts_become_bytes(load: Load) -> None:
+def test_all_string_types_become_bytes(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -240,7 +238,7 @@ def test_strings_of_all_sorts_become_bytes(load: Load) -> None:
     assert [value(response, name) for name in "ABC"] == [["é".encode(), b"\xff", b"3"], [b"ab", b"c"], [b"2", b"1"]]
 
 
-def test_prints_and_threads_of_a_model_are_its_own_affair(load: Load, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_can_print_log_and_start_threads(load: Load, capfd: pytest.CaptureFixture[str]) -> None:
     backend = load("""
         def execute(self, requests):
             print('garbage' * 100)
@@ -258,7 +256,7 @@ def test_prints_and_threads_of_a_model_are_its_own_affair(load: Load, capfd: pyt
     assert capfd.readouterr().err == "warning: m: careful\n"
 
 
-def test_a_model_imports_its_neighbours_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_model_imports_sibling_modules_and_leaves_no_trace(tmp_path: Path) -> None:
     paths, modules = list(sys.path), set(sys.modules)
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "beside_the_version.py").write_text("VALUE = 1")
@@ -298,7 +296,7 @@ def test_a_model_imports_its_neighbours_and_leaves_nothing_behind(tmp_path: Path
         ),
     ],
 )
-def test_a_model_that_cannot_be_loaded_says_why(text: str, problem: str, tmp_path: Path) -> None:
+def test_load_failure_reports_the_reason(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(text)
 
@@ -308,14 +306,16 @@ def test_a_model_that_cannot_be_loaded_says_why(text: str, problem: str, tmp_pat
     assert str(caught.value).startswith(f"model 'm': {problem}")
 
 
-def test_an_environment_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_execution_environment_is_rejected(tmp_path: Path) -> None:
     config = replace(CONFIG, parameters={"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/env.tar.gz"})
 
     with pytest.raises(BackendFailed, match="EXECUTION_ENV_PATH is not supported"):
         PythonBackend().load(config, tmp_path, 0, no_calls)
 
 
-def test_finalize_is_called_and_may_fail(load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_finalize_is_called_and_its_failure_is_logged(
+    load: Load, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     backend = loaded(tmp_path, f"{ECHO}\ndef finalize(self): print('bye', flush=True); raise ValueError('stuck')")
 
     backend.close()
@@ -325,7 +325,7 @@ def test_finalize_is_called_and_may_fail(load: Load, tmp_path: Path, capfd: pyte
     assert "error: m: ValueError: stuck" in found.err
 
 
-def test_a_model_completes_its_configuration(tmp_path: Path) -> None:
+def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None:
     body = """
         @staticmethod
         def auto_complete_config(config):
@@ -379,7 +379,7 @@ def test_a_model_completes_its_configuration(tmp_path: Path) -> None:
         ("set_model_transaction_policy({'coupled': 1})", "contains property other than 'decoupled'."),
     ],
 )
-def test_a_model_cannot_contradict_its_configuration(call: str, text: str, tmp_path: Path) -> None:
+def test_auto_complete_config_cannot_contradict_the_configuration(call: str, text: str, tmp_path: Path) -> None:
     body = f"""
         @staticmethod
         def auto_complete_config(config):

@@ -65,7 +65,7 @@ def test_a_decoupled_model_sends_any_number_of_responses(load: Load, prefix: str
     ]
 
 
-def test_responses_may_come_from_a_thread_after_execute_has_returned(load: Load) -> None:
+def test_responses_can_be_sent_from_a_thread_after_execute(load: Load) -> None:
     backend = load("""
         def execute(self, requests):
             self.go, sender = threading.Event(), requests[0].get_response_sender()
@@ -85,7 +85,7 @@ def test_responses_may_come_from_a_thread_after_execute_has_returned(load: Load)
     assert seen(emitted) == [([5], True)]
 
 
-def test_a_sender_that_is_forgotten_ends_its_request(load: Load) -> None:
+def test_dropped_sender_ends_its_request(load: Load) -> None:
     backend = load("def execute(self, requests): requests[0].get_response_sender().send(out(x(requests[0])))")
 
     _, emitted = answers(backend, asked(2))
@@ -94,14 +94,14 @@ def test_a_sender_that_is_forgotten_ends_its_request(load: Load) -> None:
     assert [seen(emitted, n) for n in range(2)] == [[([1], False), (None, True)], [(None, True)]]
 
 
-def test_a_model_that_answers_once_and_does_not_is_an_error(load: Load) -> None:
+def test_non_decoupled_model_without_response_is_an_error(load: Load) -> None:
     _, emitted = answers(load("def execute(self, requests): pass", CONFIG), asked())
     ended(emitted, 1)
 
     assert seen(emitted) == [("The model has not answered the request.", True)]
 
 
-def test_a_model_that_answers_once_may_use_the_sender(load: Load) -> None:
+def test_non_decoupled_model_can_use_the_sender(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -121,7 +121,7 @@ def test_a_model_that_answers_once_may_use_the_sender(load: Load) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-def test_a_decoupled_model_that_fails_ends_what_is_open(load: Load, prefix: str) -> None:
+def test_exception_in_a_decoupled_model_ends_open_requests(load: Load, prefix: str) -> None:
     backend = load(f"""
         {prefix}def execute(self, requests):
             self.senders = [request.get_response_sender() for request in requests]
@@ -151,7 +151,7 @@ def test_a_decoupled_model_that_fails_ends_what_is_open(load: Load, prefix: str)
         (DECOUPLED, "send('text')", "response must be an InferenceResponse, not <class 'str'>"),
     ],
 )
-def test_what_must_not_be_sent_is_refused(load: Load, config: ModelConfig, code: str, text: str) -> None:
+def test_invalid_send_is_rejected(load: Load, config: ModelConfig, code: str, text: str) -> None:
     backend = load(f"def execute(self, requests): requests[0].get_response_sender().{code}", config)
 
     (response,), _ = answers(backend, asked())
@@ -168,7 +168,7 @@ def test_a_decoupled_model_must_not_return_responses(load: Load) -> None:
     )
 
 
-def test_a_response_and_a_sender_for_one_request_are_too_much(load: Load) -> None:
+def test_response_and_sender_for_one_request_is_an_error(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -183,7 +183,7 @@ def test_a_response_and_a_sender_for_one_request_are_too_much(load: Load) -> Non
     assert "Non-decoupled model cannot send more than one response." in str(value(response))
 
 
-def test_a_rescheduled_request_has_no_response_yet(load: Load) -> None:
+def test_rescheduled_request_must_not_have_a_response(load: Load) -> None:
     backend = load(
         """
         def execute(self, requests):
@@ -199,7 +199,7 @@ def test_a_rescheduled_request_has_no_response_yet(load: Load) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG, DECOUPLED], ids=["one answer", "decoupled"])
-def test_a_request_may_be_rescheduled(load: Load, config: ModelConfig) -> None:
+def test_request_can_be_rescheduled(load: Load, config: ModelConfig) -> None:
     backend = load(
         f"""
         def execute(self, requests):
@@ -215,7 +215,7 @@ def test_a_request_may_be_rescheduled(load: Load, config: ModelConfig) -> None:
     assert first == Response(reschedule=True)
 
 
-def test_async_requests_wait_for_one_another_in_one_loop(load: Load) -> None:
+def test_async_requests_share_one_event_loop(load: Load) -> None:
     backend = load("""
         async def execute(self, requests):
             self.event = getattr(self, 'event', None) or asyncio.Event()
@@ -235,7 +235,7 @@ def test_async_requests_wait_for_one_another_in_one_loop(load: Load) -> None:
     assert sorted(value(response)[0] for _, response, _ in emitted.responses) == [1, 2]  # type: ignore[index]
 
 
-def test_a_model_sees_that_its_request_is_cancelled(load: Load) -> None:
+def test_model_sees_request_cancellation(load: Load) -> None:
     gone = threading.Event()
     backend = load(
         """
@@ -288,7 +288,7 @@ BLS = """
 
 
 @pytest.mark.parametrize(("prefix", "how"), [("", "request.exec()"), ("async ", "await request.async_exec()")])
-def test_a_model_calls_another(load: Load, prefix: str, how: str) -> None:
+def test_model_calls_another_model(load: Load, prefix: str, how: str) -> None:
     other = Other(Response({"Z": ONE * 7}))
     body = f"return [out(pb_utils.get_output_tensor_by_name({how}, 'Z').as_numpy())]"
     backend = load(BLS.format(prefix=prefix, body=body), CONFIG, call=other)
@@ -302,7 +302,7 @@ def test_a_model_calls_another(load: Load, prefix: str, how: str) -> None:
     assert {name: array.tolist() for name, array in request.inputs.items()} == {"IN": [1]}
 
 
-def test_the_responses_of_a_decoupled_model_are_iterated_and_can_be_read_again(load: Load) -> None:
+def test_decoupled_call_responses_can_be_iterated_repeatedly(load: Load) -> None:
     other = Other(Response({"Z": ONE}), Response({"Z": ONE * 2}), Response())
     body = """
         found = request.exec(decoupled=True)
@@ -318,7 +318,7 @@ def test_the_responses_of_a_decoupled_model_are_iterated_and_can_be_read_again(l
     assert other.withdrawn == 0  # there was nothing to cancel any more
 
 
-def test_responses_that_have_not_all_been_read_can_be_cancelled(load: Load) -> None:
+def test_partially_read_call_can_be_cancelled(load: Load) -> None:
     other = Other(Response({"Z": ONE}), Response())
     body = """
         found = request.exec(decoupled=True)
@@ -335,7 +335,7 @@ def test_responses_that_have_not_all_been_read_can_be_cancelled(load: Load) -> N
     assert other.withdrawn == 1
 
 
-def test_an_input_that_is_there_twice_is_refused_before_the_model_is_called(load: Load) -> None:
+def test_call_with_a_duplicate_input_is_rejected(load: Load) -> None:
     other = Other(Response({"Z": ONE}))
     body = """
         request.inputs().append(pb_utils.Tensor('IN', x(requests[0])))
@@ -358,7 +358,7 @@ def test_an_input_that_is_there_twice_is_refused_before_the_model_is_called(load
         ((Response({"Z": ONE}), Response()), "fine", 1),
     ],
 )
-def test_a_call_that_fails_gives_an_error_that_the_model_reads(
+def test_failed_call_returns_an_error_to_the_model(
     load: Load, responses: tuple[Response, ...], text: str, code: int
 ) -> None:
     body = """
@@ -376,7 +376,7 @@ def test_a_call_that_fails_gives_an_error_that_the_model_reads(
     assert number == str(code)
 
 
-def test_a_call_that_cannot_even_be_made_is_its_own_answer(load: Load) -> None:
+def test_call_that_cannot_be_sent_returns_its_error(load: Load) -> None:
     def broken(*_: object) -> None:
         raise OSError("the server is gone")
 
@@ -388,7 +388,7 @@ def test_a_call_that_cannot_even_be_made_is_its_own_answer(load: Load) -> None:
     assert value(response) == "the server is gone"
 
 
-def test_calls_belong_into_execute(tmp_path: Path) -> None:
+def test_calls_outside_execute_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="BLS is only supported during the 'execute' function"):
         loaded(
             tmp_path,
@@ -400,7 +400,7 @@ def test_calls_belong_into_execute(tmp_path: Path) -> None:
         )
 
 
-def test_a_large_tensor_goes_through_dlpack_without_a_copy() -> None:
+def test_dlpack_exchange_does_not_copy() -> None:
     from forebay.engines.tensor.python.tensors import Tensor
 
     array = np.arange(12, dtype=np.float32).reshape(3, 4)

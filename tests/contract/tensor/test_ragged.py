@@ -1,4 +1,4 @@
-"""Batches of requests of different shapes: what the model gets, and what of its outputs each request."""
+"""Ragged batches: what the model receives, and how its outputs are split per request."""
 
 import warnings
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def row(*values: float, wanted: tuple[str, ...] = ()) -> Request:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "pytorch"])
-def test_requests_of_any_length_are_one_batch_of_a_real_model(backend: str, tmp_path: Path) -> None:
+def test_requests_of_any_length_share_a_batch(backend: str, tmp_path: Path) -> None:
     (build_torch if backend == "pytorch" else build_sums)(tmp_path)
     file = "model.onnx" if backend == "openvino" else ""
     served, _ = load(replace(SUMS, backend=backend, model_file=file), tmp_path)
@@ -93,7 +93,7 @@ def made(kind: BatchKind, datatype: Datatype, *shapes: tuple[int, ...]) -> Array
     ],
 )
 @pytest.mark.parametrize("datatype", [Datatype.INT32, Datatype.FP32])
-def test_every_kind_of_batch_input_is_as_the_schema_says(
+def test_batch_inputs_have_values_of_their_kind(
     kind: BatchKind, datatype: Datatype, shape: tuple[int, ...], values: list[int]
 ) -> None:
     found = made(kind, datatype, (2, 3, 1), (1, 2, 2))
@@ -103,7 +103,7 @@ def test_every_kind_of_batch_input_is_as_the_schema_says(
     assert found.dtype == {Datatype.INT32: np.int32, Datatype.FP32: np.float32}[datatype]
 
 
-def test_requests_whose_other_inputs_differ_in_shape_are_batches_of_their_own() -> None:
+def test_requests_with_different_non_ragged_shapes_are_separate_batches() -> None:
     settings = replace(SUMS, inputs=(*SUMS.inputs, spec("M", Datatype.FP32, -1)), batch_outputs=())
     batches = []
 
@@ -118,7 +118,7 @@ def test_requests_whose_other_inputs_differ_in_shape_are_batches_of_their_own() 
     assert [each.outputs["Y"].tolist() for each in responses] == [[[2]], [[3, 3]], [[4]]]
 
 
-def test_a_request_that_fails_fails_alone_and_what_cannot_be_taken_apart_is_named() -> None:
+def test_failing_request_fails_alone_and_unsplittable_output_is_named() -> None:
     def ran(feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
         if (feed["X"] < 0).any():
             raise ValueError("negative")
@@ -134,7 +134,7 @@ def test_a_request_that_fails_fails_alone_and_what_cannot_be_taken_apart_is_name
     ]
 
 
-def test_without_anything_ragged_batches_are_made_as_ever(tmp_path: Path) -> None:
+def test_without_ragged_inputs_requests_are_batched_normally(tmp_path: Path) -> None:
     settings = config("onnxruntime", Datatype.FP32, "identity")
 
     def ran(feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What is PyTorch's own: TorchScript, how inputs and outputs are found, and files that may not be loaded."""
+"""What is specific to PyTorch: TorchScript, matching of inputs and outputs, rejected files."""
 
 import pickle
 import warnings
@@ -68,7 +68,7 @@ def outputs(settings: ModelConfig, folder: Path, **inputs: Array) -> dict[str, l
     ("inputs", "results"),
     [("a b", "SUM DIFF"), ("b a", "O__0 O__1"), ("X__0 X__1", "OUTPUT__0 OUTPUT__1"), ("first second", "SUM DIFF")],
 )
-def test_inputs_and_outputs_are_found_as_triton_finds_them(inputs: str, results: str, tmp_path: Path) -> None:
+def test_inputs_and_outputs_are_matched_as_in_triton(inputs: str, results: str, tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
     names = inputs.split()
     values = dict(zip(sorted(names) if set(names) == {"a", "b"} else names, (A, B), strict=True))
@@ -78,13 +78,13 @@ def test_inputs_and_outputs_are_found_as_triton_finds_them(inputs: str, results:
     assert list(found.values()) == [(A + B).tolist(), (A - B).tolist()]
 
 
-def test_outputs_are_found_by_their_number(tmp_path: Path) -> None:
+def test_outputs_are_matched_by_index(tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
 
     assert outputs(named("a b", "OUTPUT__1"), tmp_path, a=A, b=B) == {"OUTPUT__1": (A - B).tolist()}
 
 
-def test_a_model_of_mappings_gets_and_gives_them(tmp_path: Path) -> None:
+def test_model_with_dict_inputs_and_outputs(tmp_path: Path) -> None:
     script(Keyed(), tmp_path / "model.pt")
 
     found = outputs(named("A B", "SUM DIFF"), tmp_path, A=A, B=B)
@@ -92,7 +92,7 @@ def test_a_model_of_mappings_gets_and_gives_them(tmp_path: Path) -> None:
     assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
 
 
-def test_strings_are_a_list(tmp_path: Path) -> None:
+def test_strings_are_passed_as_a_list(tmp_path: Path) -> None:
     script(Words(), tmp_path / "model.pt")
     words = np.array([b"a", "é".encode()], object)
     settings = named(
@@ -112,9 +112,7 @@ def test_strings_are_a_list(tmp_path: Path) -> None:
         ("INPUT__0 INPUT__1 INPUT__2", "OUTPUT__0 OUTPUT__1 OUTPUT__2"),
     ],
 )
-def test_a_program_of_nested_structures_is_reached_by_path_and_by_number(
-    inputs: str, results: str, tmp_path: Path
-) -> None:
+def test_nested_inputs_and_outputs_are_matched_by_path_or_index(inputs: str, results: str, tmp_path: Path) -> None:
     given = ({"a": torch.ones(2, 4), "b": torch.zeros(2, 4)},), {"scale": torch.ones(2, 4)}
     torch.export.save(torch.export.export(Nested(), *given), tmp_path / "model.pt2")
     values = dict(zip(inputs.split(), (A, B, B * 3), strict=True))
@@ -135,7 +133,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_pickle_is_never_read(old: bool, tmp_path: Path) -> None:
+def test_pickle_is_never_loaded(old: bool, tmp_path: Path) -> None:
     torch.save(Evil(tmp_path / "mark"), tmp_path / "model.pt", _use_new_zipfile_serialization=not old)
 
     with pytest.raises(BackendFailed, match="it is a pickle, which runs code while it is read"):
@@ -143,7 +141,7 @@ def test_a_pickle_is_never_read(old: bool, tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_pickle_within_a_program_is_never_read(tmp_path: Path) -> None:
+def test_pickle_inside_an_export_is_never_loaded(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(AddSub(), (torch.ones(2, 4), torch.ones(2, 4))), tmp_path / "whole.pt2")
     pickled = tmp_path / "pickled"
     torch.save(Evil(tmp_path / "mark"), pickled)
@@ -160,7 +158,7 @@ def test_a_pickle_within_a_program_is_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["data/aotinductor/model/wrapper.so", "data/constants/opaque_obj_0"])
-def test_a_program_with_code_in_it_is_refused(entry: str, tmp_path: Path) -> None:
+def test_export_with_compiled_code_is_rejected(entry: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt2", "w") as made:
         made.writestr("model/archive_format", "pt2")
         made.writestr(f"model/{entry}", pickle.dumps(Evil(tmp_path / "mark")))
@@ -170,7 +168,7 @@ def test_a_program_with_code_in_it_is_refused(entry: str, tmp_path: Path) -> Non
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_pickled_module_is_read_where_the_operator_allows_it(tmp_path: Path) -> None:
+def test_pickled_module_is_loaded_when_the_operator_allows_it(tmp_path: Path) -> None:
     torch.save(AddSub(), tmp_path / "model.pt")
     allowed = {ALLOW_PICKLE: "true"}
 
@@ -179,14 +177,14 @@ def test_a_pickled_module_is_read_where_the_operator_allows_it(tmp_path: Path) -
     assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
 
 
-def test_a_pickle_that_is_no_module_is_refused(tmp_path: Path) -> None:
+def test_pickle_without_a_module_is_rejected(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "model.pt")
 
     with pytest.raises(BackendFailed, match=r"model\.pt does not hold a module"):
         load(named("a b", "SUM DIFF", parameters={ALLOW_PICKLE: "true"}), tmp_path)
 
 
-def test_an_archive_that_would_unpack_to_all_memory_is_refused(tmp_path: Path) -> None:
+def test_zip_bomb_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("m/constants.pkl", b"")
         made.writestr("m/code/__torch__.py", b"")
@@ -197,7 +195,7 @@ def test_an_archive_that_would_unpack_to_all_memory_is_refused(tmp_path: Path) -
         load(named("a b", "SUM DIFF"), tmp_path)
 
 
-def test_another_archive_is_refused(tmp_path: Path) -> None:
+def test_unrelated_archive_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as made:
         made.writestr("word/document.xml", "<x/>")
 
@@ -227,7 +225,7 @@ def test_outputs_that_contradict_the_configuration_are_errors(
     assert text in response.error
 
 
-def test_a_configuration_without_inputs_and_outputs_is_refused(tmp_path: Path) -> None:
+def test_torchscript_requires_configured_inputs_and_outputs(tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
 
     with pytest.raises(BackendFailed, match="the configuration must list them"):
@@ -241,7 +239,7 @@ class Mixed(torch.nn.Module):
         return ids.sum(), {"double": pair["a"] * 2, "half": pair["b"].to(torch.float64) / 2}
 
 
-def test_a_program_says_what_its_inputs_and_outputs_are(tmp_path: Path) -> None:
+def test_export_describes_its_inputs_and_outputs(tmp_path: Path) -> None:
     given = (
         torch.ones(3, 2, dtype=torch.int64),
         {"a": torch.ones(3, 4, dtype=torch.bfloat16), "b": torch.ones(3, 5)},
@@ -272,7 +270,7 @@ def test_a_program_says_what_its_inputs_and_outputs_are(tmp_path: Path) -> None:
     assert response.outputs["OUTPUT__2"].tolist() == [[0.5] * 3] * 2
 
 
-def test_a_program_whose_inputs_are_no_tensors_must_be_described(tmp_path: Path) -> None:
+def test_export_with_non_tensor_inputs_requires_configuration(tmp_path: Path) -> None:
     class Times(torch.nn.Module):
         def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
             return x * times
@@ -285,7 +283,7 @@ def test_a_program_whose_inputs_are_no_tensors_must_be_described(tmp_path: Path)
         load(named("x", ""), tmp_path)
 
 
-def test_options_are_taken(tmp_path: Path) -> None:
+def test_options_are_accepted_and_validated(tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
     parameters = {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true", "INTRA_OP_THREAD_COUNT": "1"}
 

@@ -10,13 +10,13 @@ import pytest
 from tests.contract.test_providers import (
     WORDS,
     Case,
-    test_a_placed_unit_is_seen_as_what_it_was_placed_as,
-    test_a_unit_that_dies_is_told_with_how_and_its_last_words_until_it_is_removed,
-    test_a_unit_that_does_not_obey_is_killed_when_the_grace_is_over,
-    test_a_unit_that_is_asked_finishes_and_asking_again_does_no_harm,
-    test_a_unit_that_never_listens_is_alive_without_an_endpoint,
-    test_removing_what_does_not_exist_does_nothing,
-    test_the_same_generation_is_never_placed_twice,
+    test_dead_unit_is_observed_with_reason_and_last_output_until_removed,
+    test_generation_cannot_be_placed_twice,
+    test_placed_unit_is_observed_with_its_slot_and_endpoint,
+    test_remove_of_an_unknown_unit_does_nothing,
+    test_remove_with_grace_terminates_and_is_idempotent,
+    test_unit_ignoring_termination_is_killed_after_the_grace_period,
+    test_unit_that_never_listens_has_no_endpoint,
 )
 from tests.control.units import replica
 
@@ -28,13 +28,13 @@ from forebay.sim.loop import run
 from forebay.sim.network.network import Network
 
 __all__ = [
-    "test_a_placed_unit_is_seen_as_what_it_was_placed_as",
-    "test_a_unit_that_dies_is_told_with_how_and_its_last_words_until_it_is_removed",
-    "test_a_unit_that_does_not_obey_is_killed_when_the_grace_is_over",
-    "test_a_unit_that_is_asked_finishes_and_asking_again_does_no_harm",
-    "test_a_unit_that_never_listens_is_alive_without_an_endpoint",
-    "test_removing_what_does_not_exist_does_nothing",
-    "test_the_same_generation_is_never_placed_twice",
+    "test_dead_unit_is_observed_with_reason_and_last_output_until_removed",
+    "test_generation_cannot_be_placed_twice",
+    "test_placed_unit_is_observed_with_its_slot_and_endpoint",
+    "test_remove_of_an_unknown_unit_does_nothing",
+    "test_remove_with_grace_terminates_and_is_idempotent",
+    "test_unit_ignoring_termination_is_killed_after_the_grace_period",
+    "test_unit_that_never_listens_has_no_endpoint",
 ]
 Test = Callable[[Provider], Awaitable[None]]
 MachineTest = Callable[[Machine, MachineProvider, EventLog], Awaitable[None]]
@@ -98,7 +98,7 @@ def test_a_provider_that_cannot_observe_says_so_and_must_not_act(tmp_path: Path)
     on_a_machine(tmp_path, test)
 
 
-def test_a_unit_that_cannot_be_started_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_failed_start_is_an_error_with_the_reason(tmp_path: Path) -> None:
     async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         await provider.observe()
         machine.refuses = "no room"

@@ -1,4 +1,4 @@
-"""GPUs, where there are none: what a process would see, who would compute on them, and when one is past use."""
+"""GPUs, tested without any: visible devices, backends that can use them, and broken contexts."""
 
 import json
 import os
@@ -40,11 +40,13 @@ def dev(tmp_path: Path) -> Path:
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, ("0",)),
     ],
 )
-def test_a_process_sees_what_cuda_would_count(dev: Path, environment: dict[str, str], seen: tuple[str, ...]) -> None:
+def test_visible_gpus_follow_cuda_visible_devices(
+    dev: Path, environment: dict[str, str], seen: tuple[str, ...]
+) -> None:
     assert gpus.visible(environment, dev) == seen
 
 
-def test_a_library_computes_on_gpus_if_it_was_built_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_backends_are_detected_from_installed_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("torch/lib", "onnxruntime/capi"):
         (tmp_path / folder).mkdir(parents=True)
     for module in ("torch", "onnxruntime"):
@@ -59,17 +61,17 @@ def test_a_library_computes_on_gpus_if_it_was_built_for_them(tmp_path: Path, mon
     assert found == ["['python']", "['python', 'pytorch']", "['onnxruntime', 'python', 'pytorch']"]
 
 
-def test_an_instance_is_where_its_group_is() -> None:
+def test_instance_device_follows_its_group() -> None:
     assert [gpus.on_gpu(MIXED, each) for each in range(7)] == [False, False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize(("text", "share"), [("", None), ("0.5", 0.5), ("1", 1.0)])
-def test_a_share_of_memory(text: str, share: float | None) -> None:
+def test_gpu_memory_fraction_is_parsed(text: str, share: float | None) -> None:
     assert gpus.memory_fraction(replace(MIXED, parameters={gpus.FRACTION: text})) == share
 
 
 @pytest.mark.parametrize("text", ["half", "0", "-0.1", "1.01", "nan", "50%"])
-def test_a_share_of_memory_that_is_none_is_refused(text: str) -> None:
+def test_invalid_gpu_memory_fraction_is_rejected(text: str) -> None:
     with pytest.raises(BackendFailed, match="must be a number above 0 and up to 1"):
         gpus.memory_fraction(replace(MIXED, parameters={gpus.FRACTION: text}))
 
@@ -87,19 +89,19 @@ def test_a_share_of_memory_that_is_none_is_refused(text: str) -> None:
         ({"STUB_COUNT": "3"}, False),  # not initialised: this process has not used it
     ],
 )
-def test_the_driver_knows_whether_a_process_can_still_use_its_gpu(
+def test_broken_gpu_context_is_detected_through_the_driver(
     tmp_path: Path, answers: dict[str, str], broken: bool
 ) -> None:
     assert asked(tmp_path, "gpus.broken()", answers, "ctypes.CDLL(library)") == broken
 
 
 @pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
-def test_a_process_that_has_not_used_a_gpu_cannot_have_lost_it(tmp_path: Path) -> None:
+def test_process_without_cuda_has_no_broken_context(tmp_path: Path) -> None:
     assert asked(tmp_path, "gpus.broken()", {"STUB_QUERY": "700"}, "") is False
 
 
 @pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
-def test_the_memory_of_the_first_gpu_is_asked_of_the_driver(tmp_path: Path) -> None:
+def test_memory_of_the_first_gpu_is_read_from_the_driver(tmp_path: Path) -> None:
     load = "ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)"
     assert asked(tmp_path, "gpus.memory_bytes()", {}, load) == 2**34
     with pytest.raises(subprocess.CalledProcessError) as raised:

@@ -1,4 +1,4 @@
-"""The small things that models import from `triton_python_backend_utils`."""
+"""The smaller parts of `triton_python_backend_utils` that models import."""
 
 import sys
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from forebay.engines.tensor.python.metrics import measured
 ONE = np.ones(1, np.float32)
 
 
-def test_the_names_of_types_and_their_numbers_belong_together() -> None:
+def test_type_names_and_numbers_are_consistent() -> None:
     for name, kind in pb_utils.TRITON_STRING_TO_NUMPY.items():
         number = pb_utils.numpy_to_triton_type(kind)
         assert number is not None
@@ -42,7 +42,7 @@ def test_the_names_of_types_and_their_numbers_belong_together() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5))
-def test_strings_are_serialized_with_their_lengths(parts: list[bytes]) -> None:
+def test_byte_tensors_round_trip(parts: list[bytes]) -> None:
     array = np.empty(len(parts), object)
     array[:] = parts
 
@@ -51,7 +51,7 @@ def test_strings_are_serialized_with_their_lengths(parts: list[bytes]) -> None:
     assert pb_utils.deserialize_bytes_tensor(bytes(data)).tolist() == parts
 
 
-def test_configurations_are_searched_by_name() -> None:
+def test_tensor_configuration_is_found_by_name() -> None:
     shown = document(replace(CONFIG, decoupled=True))
 
     assert (pb_utils.get_input_config_by_name(shown, "X") or {})["data_type"] == "TYPE_FP32"
@@ -61,7 +61,7 @@ def test_configurations_are_searched_by_name() -> None:
     assert not pb_utils.using_decoupled_model_transaction_policy({})
 
 
-def test_the_document_shows_what_a_configuration_says() -> None:
+def test_document_contains_the_configuration() -> None:
     config = replace(
         CONFIG,
         inputs=(replace(CONFIG.inputs[0], reshape=(2, 2)),),
@@ -93,7 +93,7 @@ def test_the_document_shows_what_a_configuration_says() -> None:
     assert direct["direct"] == {}
 
 
-def test_instances_are_called_as_triton_calls_them() -> None:
+def test_instance_names_match_triton() -> None:
     config = replace(CONFIG, instances=(InstanceGroup(count=1), InstanceGroup("fast", count=2, gpus=(0, 1))))
 
     assert [instance_name(config, each) for each in range(5)] == [
@@ -102,21 +102,21 @@ def test_instances_are_called_as_triton_calls_them() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["sequence_batching", "ensemble_scheduling"])
-def test_dynamic_batching_does_not_go_with_another_scheduler(scheduler: str) -> None:
+def test_dynamic_batching_conflicts_with_another_scheduler(scheduler: str) -> None:
     config = ModelConfig(f'{{"name": "m", "{scheduler}": {{}}}}')
 
     with pytest.raises(ValueError, match=f"Configuration specified scheduling_choice as '{scheduler}'"):
         config.set_dynamic_batching()
 
 
-def test_a_transaction_policy_cannot_be_turned_round() -> None:
+def test_transaction_policy_cannot_be_changed() -> None:
     config = ModelConfig('{"name": "m", "model_transaction_policy": {"decoupled": false}}')
 
     with pytest.raises(ValueError, match="which is already set to 'False'"):
         config.set_model_transaction_policy({"decoupled": True})
 
 
-def test_an_input_of_the_file_is_completed_and_keeps_what_it_has() -> None:
+def test_add_input_completes_an_existing_input() -> None:
     config = ModelConfig('{"name": "m", "input": [{"name": "X", "data_type": "TYPE_INVALID", "dims": []}]}')
 
     config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3]})
@@ -173,14 +173,14 @@ def test_an_input_of_the_file_is_completed_and_keeps_what_it_has() -> None:
         (lambda: pb_utils.is_model_ready("o", "one"), pb_utils.TritonModelException, "not the number of a version"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: Callable[[], object], kind: type[Exception], text: str) -> None:
+def test_invalid_arguments_are_rejected(wrong: Callable[[], object], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         wrong()
 
     assert text in str(caught.value)
 
 
-def test_a_request_to_another_model_has_no_response_sender() -> None:
+def test_outgoing_request_has_no_response_sender() -> None:
     request = pb_utils.InferenceRequest(model_name="o", requested_output_names=["Y"], inputs=[])
     request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
 
@@ -189,7 +189,7 @@ def test_a_request_to_another_model_has_no_response_sender() -> None:
         request.get_response_sender()
 
 
-def test_a_response_shows_what_is_in_it() -> None:
+def test_response_accessors() -> None:
     response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", ONE)], parameters={"k": True})
 
     assert response.parameters() == '{"k": true}'
@@ -201,7 +201,7 @@ def test_a_response_shows_what_is_in_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.float16])
-def test_tensors_of_pytorch_go_in_and_out(dtype: torch.dtype) -> None:
+def test_pytorch_tensors_can_be_exchanged(dtype: torch.dtype) -> None:
     given_in = torch.arange(6).reshape(2, 3).to(dtype)
 
     tensor = pb_utils.Tensor.from_dlpack("X", given_in)
@@ -213,7 +213,7 @@ def test_tensors_of_pytorch_go_in_and_out(dtype: torch.dtype) -> None:
     assert (tensor.as_numpy() is None) == (dtype is torch.bfloat16)
 
 
-def test_a_read_only_tensor_is_copied_for_others() -> None:
+def test_read_only_tensor_is_copied_for_dlpack() -> None:
     array = np.ones(3, np.float32)
     array.flags.writeable = False
 
@@ -222,7 +222,7 @@ def test_a_read_only_tensor_is_copied_for_others() -> None:
     assert found.tolist() == [1, 1, 1]
 
 
-def test_without_pytorch_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_exchange_requires_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = pb_utils.Tensor.of("X", np.ones(3, "<u2"), Datatype.BF16)
     monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -230,7 +230,7 @@ def test_without_pytorch_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         tensor.to_dlpack()
 
 
-def test_metrics_of_a_model_are_kept() -> None:
+def test_metrics_record_values() -> None:
     counter = pb_utils.MetricFamily("c", "", pb_utils.MetricFamily.COUNTER).Metric(labels={"a": "b"})
     gauge = pb_utils.MetricFamily("g", "", pb_utils.MetricFamily.GAUGE).Metric()
     histogram = pb_utils.MetricFamily("h", "", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
@@ -274,7 +274,7 @@ def test_metric_families_of_one_name_are_shared_while_any_is_referenced() -> Non
         (lambda family: [pb_utils.MetricFamily(f"y{n}", "", family.COUNTER) for n in range(101)], "100 already"),
     ],
 )
-def test_metrics_are_bounded_and_well_formed(make: Callable[[pb_utils.MetricFamily], object], text: str) -> None:
+def test_invalid_or_too_many_metrics_are_rejected(make: Callable[[pb_utils.MetricFamily], object], text: str) -> None:
     family = pb_utils.MetricFamily("bounded", "", pb_utils.MetricKind.COUNTER)
     kept: list[object] = []
     with pytest.raises(pb_utils.TritonModelException, match=text):
@@ -294,7 +294,7 @@ def test_metrics_are_bounded_and_well_formed(make: Callable[[pb_utils.MetricFami
         ("HISTOGRAM", [2, 1], lambda m: m, "buckets must ascend"),
     ],
 )
-def test_metrics_refuse_what_their_kind_does_not_have(
+def test_metric_operations_depend_on_the_kind(
     kind: str, buckets: list[float] | None, call: Callable[[pb_utils.Metric], object], text: str
 ) -> None:
     family = pb_utils.MetricFamily(f"x_{kind}", "", pb_utils.MetricKind[kind])
@@ -303,7 +303,7 @@ def test_metrics_refuse_what_their_kind_does_not_have(
         call(family.Metric(buckets=buckets))
 
 
-def test_lines_of_the_log_have_their_level(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_have_their_level(capfd: pytest.CaptureFixture[str]) -> None:
     logger = pb_utils.Logger
     for write in (logger.log_info, logger.log_warn, logger.log_error, logger.log_verbose):
         write("said")
