@@ -28,6 +28,7 @@ COMPILED = (
     "gateway/dispatch/dispatching.py",
     "gateway/fleet.py",
     "gateway/gateway.py",
+    "gateway/link.py",
     "gateway/pages.py",
     "gateway/records/accesslog.py",
     "gateway/records/audit.py",

@@ -29,7 +29,8 @@ from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.gateway.account import Account
 from forebay.gateway.asking import routing_of, session_of
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import Link
 from forebay.net.client import Pool
 from forebay.net.server import Exchange
 from forebay.obs.metrics import Metrics

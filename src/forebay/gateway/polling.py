@@ -12,8 +12,9 @@ import structlog
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import GatewaySpec, LoadReport, ModelRoutes, Replica, Snapshot, Task
 from forebay.gateway.asking import COUNTING
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
 from forebay.gateway.gateway import Gateway
+from forebay.gateway.link import Link
 from forebay.net.client import Pool
 from forebay.net.fetching import NoAnswer, fetch
 from forebay.net.outbox import Outbox

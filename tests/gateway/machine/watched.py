@@ -13,7 +13,8 @@ from forebay.core.resilience import Breaker, BreakerLimits, Outcome, admissible
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.account import Account
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
-from forebay.gateway.fleet import RESTARTING, Link, Served
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import RESTARTING, Link
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.recorder import Recorder
 from forebay.gateway.requests.relay import Relay

@@ -30,8 +30,9 @@ from forebay.core.model import (
 )
 from forebay.core.resilience import State
 from forebay.core.tenancy import ENTROPY_BYTES, Directory, Quota, Tenant, mint
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
 from forebay.gateway.gateway import Gateway
+from forebay.gateway.link import Link
 from forebay.gateway.pages import Pages
 from forebay.gateway.polling import Fleet
 from forebay.gateway.records.accesslog import AccessLog

@@ -13,7 +13,8 @@ from tests.net.rig import run
 from forebay.core.model import BlockNews, Policy, Replica, ReplicaState
 from forebay.core.routing import RoutingRequest, Source
 from forebay.gateway.account import Account
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import Link
 from forebay.net.client import Pool
 from forebay.obs.metrics import Metrics
 

@@ -13,7 +13,7 @@ from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import ModelRoutes, Policy
 from forebay.core.routing import Why
-from forebay.gateway import fleet
+from forebay.gateway import link
 from forebay.net.server import Exchange
 
 PROMPT = "The history of the river and of all its mills. " * 1000
@@ -113,7 +113,7 @@ def test_a_client_in_a_hurry_is_sent_elsewhere_when_half_of_its_time_is_gone(tmp
 def test_a_request_is_not_held_for_long_for_a_replica_that_stays_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "HOLD_S", 0.05)
+    monkeypatch.setattr(link, "HOLD_S", 0.05)
 
     async def main() -> None:
         async with full_home(tmp_path) as scene:

@@ -13,8 +13,10 @@ from forebay.core.model import LoadReport, ModelRoutes, ReplicaState
 from forebay.core.reconcile import ClusterObservation
 from forebay.core.resilience import Breaker, Outcome, State
 from forebay.core.routing import Route, Shed, Wait, Why, choose, effective_state
-from forebay.gateway import fleet, polling
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway import link as link_module
+from forebay.gateway import polling
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import Link
 from forebay.gateway.requests.relay import Relay
 from forebay.gateway.scheduling import scheduler
 from forebay.gateway.scheduling.scheduler import Scheduler
@@ -117,7 +119,7 @@ def ignores_draining(patch: pytest.MonkeyPatch) -> None:
         state = right(planned, reported)
         return ReplicaState.READY if state is ReplicaState.DRAINING else state
 
-    patch.setattr(fleet, "effective_state", wrong)
+    patch.setattr(link_module, "effective_state", wrong)
 
 
 def forgets_probes(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import ANONYMOUS, Tenant
 from forebay.gateway.asking import FALLBACK
 from forebay.gateway.dispatch.endpoints import Endpoint
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import Link
 from forebay.gateway.tenancy import DeniedRefusal, forbidden
 from forebay.gateway.tensor import requests as tensor
 from forebay.net.server import Exchange

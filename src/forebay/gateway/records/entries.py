@@ -22,7 +22,7 @@ from forebay.wire.records import CANDIDATES_MAX, NO_CANDIDATES, Decision, packed
 
 if TYPE_CHECKING:
     from forebay.core.tenancy import Granted
-    from forebay.gateway.fleet import Link
+    from forebay.gateway.link import Link
     from forebay.gateway.requests.relay import Relay
 
 REASONS: Final = {why: why.encode() for why in Why}

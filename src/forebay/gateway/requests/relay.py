@@ -25,7 +25,8 @@ from forebay.wire.errors import error_body, error_event, error_text, id_headers
 from forebay.wire.transcript import DONE, Transcript, ended, last_data
 
 if TYPE_CHECKING:
-    from forebay.gateway.fleet import Link, Served
+    from forebay.gateway.fleet import Served
+    from forebay.gateway.link import Link
     from forebay.gateway.scheduling.scheduler import Scheduler
 
 _CONTINUATION: Final = b"\r\n" + CONTINUE + b": %b\r\ncontent-length: %d\r\n\r\n"

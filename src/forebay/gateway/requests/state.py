@@ -16,7 +16,8 @@ from forebay.wire.transcript import Transcript
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
-    from forebay.gateway.fleet import Link, Served
+    from forebay.gateway.fleet import Served
+    from forebay.gateway.link import Link
     from forebay.gateway.rollout.arms import Side
     from forebay.gateway.scheduling.hedging import Hedge
     from forebay.gateway.tenancy import Admitted

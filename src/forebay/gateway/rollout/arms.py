@@ -33,7 +33,7 @@ from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors
 
 if TYPE_CHECKING:
-    from forebay.gateway.fleet import Link
+    from forebay.gateway.link import Link
     from forebay.gateway.requests.relay import Relay
     from forebay.gateway.scheduling.scheduler import Scheduler
 

@@ -26,7 +26,7 @@ from forebay.wire.apis.vectors import Vectors, embedded
 from forebay.wire.transcript import Transcript, ended, last_data
 
 if TYPE_CHECKING:
-    from forebay.gateway.fleet import Link
+    from forebay.gateway.link import Link
     from forebay.gateway.requests.relay import Relay
     from forebay.gateway.scheduling.scheduler import Scheduler
 

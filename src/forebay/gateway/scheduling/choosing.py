@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.resilience import admissible
 from forebay.core.routing import ReplicaView, Route, Shed, Wait
 from forebay.gateway.dispatch.dispatching import of_other_revisions
-from forebay.gateway.fleet import BATCH, BandView
+from forebay.gateway.link import BATCH, BandView
 from forebay.gateway.scheduling.hedging import Hedge
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from forebay.net.client import CallError, Header
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
-    from forebay.gateway.fleet import Link
+    from forebay.gateway.link import Link
     from forebay.gateway.scheduling.scheduler import Scheduler
 
 HEDGED: Final = "hedged"

@@ -9,7 +9,7 @@ from forebay.gateway.rollout.arms import bound_to
 from forebay.wire.records import Attempt
 
 if TYPE_CHECKING:
-    from forebay.gateway.fleet import Link
+    from forebay.gateway.link import Link
     from forebay.gateway.requests.relay import Relay
     from forebay.gateway.scheduling.scheduler import Scheduler
 

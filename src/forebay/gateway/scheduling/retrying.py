@@ -7,7 +7,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition
 from forebay.core.routing import Route, Shed, Wait, Why
 from forebay.gateway.dispatch.fallback import fall_back_or_reject
-from forebay.gateway.fleet import GOING, RESTARTING
+from forebay.gateway.link import GOING, RESTARTING
 from forebay.gateway.scheduling.preemption import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from forebay.core.resilience import Outcome, RetryBudget, outcome_of
 from forebay.core.routing import Chooser, Route, Shed, Wait, Why, choose
 from forebay.gateway.dispatch.dispatching import Dispatcher
 from forebay.gateway.dispatch.fallback import fall_back, fall_back_all, fall_back_or_reject
-from forebay.gateway.fleet import BATCH, RESTARTING, Served
+from forebay.gateway.fleet import Served
+from forebay.gateway.link import BATCH, RESTARTING
 from forebay.gateway.records import entries
 from forebay.gateway.records.estimates import estimate_usage
 from forebay.gateway.records.facts import Used, used

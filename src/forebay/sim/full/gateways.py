@@ -18,8 +18,9 @@ from forebay.core.resilience import State, admissible
 from forebay.core.routing import LIVE, Route
 from forebay.gateway import serve
 from forebay.gateway.dispatch.endpoints import Endpoint
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
 from forebay.gateway.gateway import Gateway
+from forebay.gateway.link import Link
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.entries import RequestLog
 from forebay.gateway.records.facts import Facts

@@ -13,8 +13,9 @@ from forebay.core.errors import OK
 from forebay.core.model import GatewaySpec, Limits, LoadReport, ModelRoutes, Replica, ReplicaState, Snapshot
 from forebay.gateway.asking import COUNTING
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
-from forebay.gateway.fleet import Link, Served
+from forebay.gateway.fleet import Served
 from forebay.gateway.gateway import Gateway
+from forebay.gateway.link import Link
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.gateway.records.entries import RequestLog
 from forebay.gateway.scheduling.scheduler import Scheduler

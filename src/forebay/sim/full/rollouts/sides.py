@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from forebay.core.model import Split, Sticky
 from forebay.core.rollout.values import Arm
 from forebay.gateway.asking import SESSION
-from forebay.gateway.fleet import Link
+from forebay.gateway.link import Link
 from forebay.gateway.requests.relay import Relay
 
 Expect = Callable[[object, str, str], None]
