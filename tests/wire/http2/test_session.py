@@ -4,6 +4,7 @@ import pytest
 from tests.wire.http2.peer import REQUEST, START, Peer, request, reset, window
 
 from forebay.wire.http2 import frames as h2
+from forebay.wire.http2 import headers, noise
 from forebay.wire.http2 import session as module
 
 E, S = h2.END_HEADERS, h2.END_STREAM
@@ -303,20 +304,20 @@ def test_floods_of_frames_that_carry_nothing_end_the_connection(kind: str) -> No
     peer.send(HEAD_1)
     if kind == "trailers of nothing":
         peer.served[0].answer()
-    for number in range(2 * module.NOISE_MAX):
+    for number in range(2 * noise.NOISE_MAX):
         peer.send(FLOODS[kind](number))
         if peer.session.over:
             break
         if number % 1000 == 0:
             peer.frames()
     assert peer.goodbye() == h2.CALM_DOWN
-    assert number <= module.NOISE_MAX
+    assert number <= noise.NOISE_MAX
 
 
 def test_an_answer_taken_byte_by_byte_ends_the_connection() -> None:
     peer = Peer(start=h2.PREFACE + h2.settings({h2.WINDOW: 0}))
     peer.ask().answer(bytes(60_000))
-    peer.send(*[window(1, 1)] * (module.NOISE_MAX - 1))
+    peer.send(*[window(1, 1)] * (noise.NOISE_MAX - 1))
     assert not peer.session.over
     peer.send(window(1, 1))
     assert peer.goodbye() == h2.CALM_DOWN
@@ -333,28 +334,28 @@ def test_one_frame_cannot_change_the_windows_of_all_streams_again_and_again() ->
 def test_rapid_resets_end_the_connection_long_before_other_noise() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
-    for number in range(module.NOISE_MAX):
+    for number in range(noise.NOISE_MAX):
         peer.send(request(2 * number + 1, block, b"x"), reset(2 * number + 1))
         if peer.session.over:
             break
-    assert number < module.NOISE_MAX / module.RESET_NOISE
+    assert number < noise.NOISE_MAX / noise.RESET_NOISE
     assert all(each.resets == 1 for each in peer.served)
 
 
 def test_resets_that_a_client_makes_us_send_count_as_well() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
-    for number in range(module.NOISE_MAX):
+    for number in range(noise.NOISE_MAX):
         peer.send(request(2 * number + 1, block, b"x"), window(2 * number + 1, 0))
         if peer.session.over:
             break
-    assert number < module.NOISE_MAX / module.RESET_NOISE
+    assert number < noise.NOISE_MAX / noise.RESET_NOISE
 
 
 def test_answers_and_time_make_up_for_noise() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
-    for number in range(module.NOISE_MAX // 4):
+    for number in range(noise.NOISE_MAX // 4):
         peer.send(
             request(2 * number + 1, block, b"x"),
             *[h2.frame(h2.PRIORITY, 0, 1, bytes(5))] * 4,
@@ -364,14 +365,14 @@ def test_answers_and_time_make_up_for_noise() -> None:
         peer.served.pop().answer()
     assert not peer.session.over
     for _ in range(4):
-        for _ in range(module.NOISE_PER_TICK):
+        for _ in range(noise.NOISE_PER_TICK):
             peer.send(h2.frame(h2.PING, 0, 0, bytes(8)))
         peer.session.tick()
     assert not peer.session.over
 
 
 def test_a_block_has_limits_in_bytes_and_in_frames() -> None:
-    for part, count in ((bytes(16_000), 3), (b"", module.CONTINUATIONS_MAX + 1)):
+    for part, count in ((bytes(16_000), 3), (b"", headers.CONTINUATIONS_MAX + 1)):
         peer = Peer()
         peer.send(h2.frame(h2.HEADERS, 0, 1, b""))
         for _ in range(count):

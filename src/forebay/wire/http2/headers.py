@@ -9,11 +9,15 @@ from typing import Final, Generic, TypeVar
 
 from hpack import Decoder, HPACKError
 
+from forebay.wire.http2.frames import CALM_DOWN, ProtocolViolation
+
 T = TypeVar("T")
 Header = tuple[bytes, bytes]
 LIST_BYTES_MAX: Final = 32_768
 """Of all headers of a request, with HPACK's overhead of 32 bytes for each."""
 BLOCK_BYTES_MAX: Final = 32_768
+CONTINUATIONS_MAX: Final = 16
+"""How many frames a header block may be split into, after its first."""
 KEPT_MAX: Final = 64
 KEPT_BYTES_MAX: Final = 512
 """Longer blocks are not cached."""
@@ -33,6 +37,26 @@ _LENGTH_MAX: Final = 127
 
 class BadBlock(Exception):  # noqa: N818 - states the condition
     """The block cannot be decoded, and neither can any later one on this connection."""
+
+
+class PartialBlock:
+    """The header block of `stream` of which more frames are to come; `flags` are those of its HEADERS frame."""
+
+    __slots__ = ("_continuations", "data", "flags", "stream")
+
+    def __init__(self, stream: int, flags: int, data: bytes) -> None:
+        self.stream = stream
+        self.flags = flags
+        self.data = bytearray(data)
+        self._continuations = 0
+
+    def add(self, data: bytes) -> None:
+        """Append the content of a CONTINUATION frame. Raises `ProtocolViolation` if the block gets too large."""
+        self.data += data
+        self._continuations += 1
+        if len(self.data) > BLOCK_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
+            text = f"headers are over {BLOCK_BYTES_MAX} bytes, or {CONTINUATIONS_MAX} frames"
+            raise ProtocolViolation(CALM_DOWN, text)
 
 
 class Blocks(Generic[T]):

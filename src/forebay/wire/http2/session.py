@@ -1,8 +1,7 @@
 """The server side of one HTTP/2 connection (RFC 9113), sans-IO: bytes in, bytes out, streams in between.
 
 What a client can cost us is bounded. Flow control limits what it may send, and windows are reopened only for what was
-consumed. Header blocks and streams are limited. Frames that carry nothing (settings, pings, resets, empty data,
-window updates) count as noise, which completed responses and time reduce; too much of it ends the connection.
+consumed. Header blocks and streams are limited. Too many frames that carry nothing (`noise`) end the connection.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +9,8 @@ from typing import Final, Generic, TypeVar
 
 from forebay.wire.http2 import frames as h2
 from forebay.wire.http2.frames import ProtocolViolation, check, unpadded
-from forebay.wire.http2.headers import BLOCK_BYTES_MAX, LIST_BYTES_MAX, BadBlock, Header, requests
+from forebay.wire.http2.headers import LIST_BYTES_MAX, BadBlock, Header, PartialBlock, requests
+from forebay.wire.http2.noise import DATA_CREDIT, EXCUSING_BYTES, NOISE_PER_TICK, REQUEST_CREDIT, RESET_NOISE, Noise
 from forebay.wire.http2.streams import EndedStreams, Stream, StreamHandler
 
 H = TypeVar("H")
@@ -19,17 +19,6 @@ CONNECTION_WINDOW: Final = 32 * 2**20
 """Bytes that clients may send before we consume them."""
 STREAMS_MAX: Final = 10_000
 """Concurrent streams on a connection; clients limit themselves to fewer."""
-CONTINUATIONS_MAX: Final = 16
-"""How many frames a header block may be split into."""
-NOISE_MAX: Final = 20_000
-NOISE_PER_TICK: Final = 5_000
-"""How much noise each tick forgives."""
-RESET_NOISE: Final = 10
-"""The noise of a cancelled request, which has already cost parsing it."""
-REQUEST_CREDIT: Final = 4
-"""How much noise a completed request offsets."""
-EXCUSING_BYTES: Final = 1024
-"""A sent DATA frame of at least this size offsets noise, too."""
 _DRAIN_PING: Final = b"goodbye\0"
 
 
@@ -66,15 +55,14 @@ class Session(Generic[H]):
         self._rest = b""
         self._last = 0
         self._ended_streams = EndedStreams()
-        self._block: bytearray | None = None
-        """A header block that awaits CONTINUATION; `_block_stream` and `_block_flags` are its frame's."""
-        self._block_stream = self._block_flags = self._continuations = 0
+        self._block: PartialBlock | None = None
+        """A header block that awaits CONTINUATION."""
         self._window = self._stream_window = h2.WINDOW_START
         self._room, self._unread = CONNECTION_WINDOW, 0
         self._frame_max = h2.FRAME_BYTES_MAX
         self._waiting: dict[Stream, None] = {}
         """Streams that are blocked only by the connection's window or the transport."""
-        self._noise = 0
+        self._noise = Noise()
         self._leaving = 0
         """1: the client was told that the connection is shutting down; 2: later streams are not served any more."""
         self.out.append(
@@ -93,7 +81,7 @@ class Session(Generic[H]):
         try:
             at = self._read(data)
             self._rest = data[at:]
-            self._check_noise()
+            self._noise.check()
         except ProtocolViolation as broken:
             self.end(broken.code, str(broken))
 
@@ -134,7 +122,7 @@ class Session(Generic[H]):
 
     def _on_data(self, id: int, flags: int, body: memoryview, length: int) -> None:
         if not length and not flags & h2.END_STREAM:
-            self._noise += 1
+            self._noise.add(1)
         if flags & h2.PADDED:
             if not length or body[0] >= length:
                 raise ProtocolViolation(h2.PROTOCOL_ERROR, "a frame is all padding")
@@ -163,8 +151,7 @@ class Session(Generic[H]):
         if flags & h2.END_HEADERS:
             self._on_block(id, flags, body)
         else:
-            self._block, self._block_stream, self._block_flags = bytearray(body), id, flags
-            self._continuations = 0
+            self._block = PartialBlock(id, flags, body)
 
     def _on_block(self, id: int, flags: int, block: bytes) -> None:
         """The header block of a request, or of its trailers, is complete."""
@@ -205,7 +192,7 @@ class Session(Generic[H]):
                 stream.handler.on_data(b"", True)
 
     def _on_other(self, kind: int, flags: int, id: int, body: bytes) -> None:
-        self._noise += 1
+        self._noise.add(1)
         size = len(body)
         if kind == h2.WINDOW_UPDATE:
             check(size == 4, h2.FRAME_SIZE_ERROR)
@@ -236,17 +223,12 @@ class Session(Generic[H]):
 
     def _on_continuation(self, id: int, flags: int, body: bytes) -> None:
         block = self._block
-        if block is None or id != self._block_stream:
+        if block is None or id != block.stream:
             raise ProtocolViolation(h2.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        block += body
-        self._continuations += 1
-        if len(block) > BLOCK_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise ProtocolViolation(
-                h2.CALM_DOWN, f"headers are over {BLOCK_BYTES_MAX} bytes, or {CONTINUATIONS_MAX} frames"
-            )
+        block.add(body)
         if flags & h2.END_HEADERS:
             self._block = None
-            self._on_block(id, self._block_flags, bytes(block))
+            self._on_block(id, block.flags, bytes(block.data))
 
     def _on_reset(self, id: int) -> None:
         stream = self.streams.get(id)
@@ -254,7 +236,7 @@ class Session(Generic[H]):
             self._check_not_idle(id)
             self._ended_streams.expects(id, True)
             return
-        self._noise += RESET_NOISE
+        self._noise.add(RESET_NOISE)
         self._drop(stream, told=True)
 
     def _on_ping(self, flags: int, body: bytes) -> None:
@@ -270,8 +252,8 @@ class Session(Generic[H]):
         for key, value in h2.SETTING.iter_unpack(body):
             if key == h2.WINDOW:
                 check(value <= h2.WINDOW_MAX, h2.FLOW_CONTROL_ERROR)
-                self._noise += len(self.streams) // 16
-                self._check_noise()
+                self._noise.add(len(self.streams) // 16)
+                self._noise.check()
                 change = value - self._stream_window
                 self._stream_window = value
                 for stream in list(self.streams.values()):
@@ -303,14 +285,10 @@ class Session(Generic[H]):
             if stream.queue:
                 self._pump(stream)
 
-    def _check_noise(self) -> None:
-        if self._noise > NOISE_MAX:
-            raise ProtocolViolation(h2.CALM_DOWN, "too many frames that carry nothing")
-
     def _on_stray(self, id: int, stream: Stream | None, ended: bool) -> None:
         """Data or headers on a stream that the client has ended, or that is not open any more."""
         self._check_not_idle(id)
-        self._noise += 1
+        self._noise.add(1)
         if stream is not None:
             self.reset(stream, h2.STREAM_CLOSED)
         elif id <= self._last and not self._ended_streams.expects(id, ended):
@@ -389,7 +367,7 @@ class Session(Generic[H]):
 
     def reset(self, stream: Stream, code: int) -> None:
         """Reset a stream; its handler is notified."""
-        self._noise += RESET_NOISE
+        self._noise.add(RESET_NOISE)
         self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(code)))
         self._ended_streams.add(stream.id)
         self._drop(stream, told=True)
@@ -420,7 +398,7 @@ class Session(Generic[H]):
             self.sent += size
             self.data_sent = True
             if size >= EXCUSING_BYTES:
-                self._noise = max(0, self._noise - 2)  # for the window updates that it will cause
+                self._noise.forgive(DATA_CREDIT)
             self.out += (h2.HEAD.pack(size >> 16, size & 0xFFFF, h2.DATA, 0, stream.id), piece)
         self._waiting.pop(stream, None)
         if not queue:
@@ -444,7 +422,7 @@ class Session(Generic[H]):
         if not stream.ended:
             self.out.append(h2.frame(h2.RST_STREAM, 0, stream.id, h2.U32.pack(h2.NO_ERROR)))
             self._ended_streams.add(stream.id)
-        self._noise = max(0, self._noise - REQUEST_CREDIT)
+        self._noise.forgive(REQUEST_CREDIT)
         self._drop(stream, told=False)
 
     def _drop(self, stream: Stream, *, told: bool) -> None:
@@ -463,7 +441,7 @@ class Session(Generic[H]):
 
     def tick(self) -> None:
         """Time has passed: forgive some noise."""
-        self._noise = max(0, self._noise - NOISE_PER_TICK)
+        self._noise.forgive(NOISE_PER_TICK)
 
     def leave(self) -> None:
         """Tell the client to open no more streams; those already in transit are still served."""
