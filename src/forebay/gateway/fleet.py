@@ -168,7 +168,7 @@ class Served:
     def refresh(self, now: float) -> None:
         """Update what depends on time: speeds, prices, handicaps, slow replicas. Call this a few times a second."""
         live = [link for link in self.links if link.live]
-        self.homes.look(self.links)
+        self.homes.detect_losses(self.links)
         self.pricing.refresh([link.meter for link in live], now)
         if now - self._judged_at >= JUDGE_EVERY_S:
             self._judged_at = now

@@ -29,7 +29,7 @@ class Gateway:
         self.homes = SessionHomes()
 
     def look(self, replicas: list[ReplicaView]) -> None:
-        self.homes.look(replicas)
+        self.homes.detect_losses(replicas)
 
     def send(self, key: int, replicas: list[ReplicaView]) -> str:
         self.look(replicas)

@@ -120,7 +120,7 @@ def test_whatever_happens_in_whatever_order_the_account_comes_back_to_zero(todo:
             charge.release()
         elif charge is not None:
             charge.done(float(now), 1, 100, 0, 20)
-        waiting = sum(charge.tokens for charge in charges if charge.waits)
+        waiting = sum(charge.tokens for charge in charges if charge.queued)
         assert waiting <= meter.queue_tokens <= reported + 3 * waiting
     for charge in charges:
         charge.release()
@@ -155,7 +155,7 @@ def test_a_prompt_without_a_visible_first_token_counts_as_queued_for_its_expecte
     meter.settle(1.0, 1000.0)
     assert meter.queue_tokens == 2000
     second.done(1.5, 1, 1000, None, 100)
-    assert not second.waits
+    assert not second.queued
     meter.settle(3.0, 1000.0)
     assert meter.queue_tokens == 0
     assert meter.prefill_tokens_per_s == 0.0

@@ -207,7 +207,7 @@ class World:
                 assert link.others >= 0
                 assert link.room >= 0
                 assert all(relay in link.attempts and relay.ticket.band is Band.BATCH for relay in link.batch)
-                charges = [relay.charge for relay in attempts if relay.charge is not None and relay.charge.waits]
+                charges = [relay.charge for relay in attempts if relay.charge is not None and relay.charge.queued]
                 assert all(charge.meter is link.meter for charge in charges)
                 assert link.meter._unprefilled == sum(charge.tokens for charge in charges)
                 breaker = link.breaker
@@ -294,7 +294,7 @@ class World:
         for relay in self.attempting():
             if relay.request_id.decode() in spoken and relay.transcript is not None:
                 assert relay.link is not None
-                assert relay.charge is None or not relay.charge.waits, "its prompt is counted as unread"
+                assert relay.charge is None or not relay.charge.queued, "its prompt is counted as unread"
                 breaker = relay.link.breaker
                 assert relay.mark != breaker._epoch or breaker.state is not State.HALF_OPEN, "it is still on trial"
 

@@ -21,6 +21,9 @@ from forebay.core.routing.values import ReplicaView, Rng, Route, RoutingRequest,
 CAPACITY_UNKNOWN: Final = 32
 """Assumed for a replica that reports no capacity: unknown is not zero."""
 LIVE: Final = (ReplicaState.READY, ReplicaState.DEGRADED)
+"""States in which a replica gets requests."""
+ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.STOPPED)
+"""States of a replica that control takes out of service."""
 _READY: Final = ReplicaState.READY  # looked up once: enum member access is slow
 _DEGRADED: Final = ReplicaState.DEGRADED
 _CPR: Final = Policy.CPR
@@ -28,7 +31,6 @@ _PREFIX_AFFINITY: Final = Policy.PREFIX_AFFINITY
 _CONSISTENT_HASH: Final = Policy.CONSISTENT_HASH
 _ROUND_ROBIN: Final = Policy.ROUND_ROBIN
 _P2C: Final = Policy.P2C
-ENDING: Final = (ReplicaState.DRAINING, ReplicaState.QUARANTINED, ReplicaState.STOPPED)
 
 
 class Chooser(Protocol):
@@ -110,6 +112,7 @@ def choose(
 def _at_home(
     replicas: Sequence[ReplicaView], free: list[int], full: list[int], request: RoutingRequest
 ) -> Route | Wait:
+    """The replica of the request's session, or a wait for it; a new session gets one by its key."""
     for at in (*free, *full):
         if replicas[at].id == request.home:
             return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
@@ -126,6 +129,7 @@ def _pick(
     request: RoutingRequest | None,
     pricing: Pricing | None,
 ) -> Route:
+    """The policy's choice among `pool`, replicas with room."""
     if len(pool) == 1 and (policy is not _CPR or request is None or pricing is None):
         return Route(pool[0], Why.ONLY)
     if request is not None and pricing is not None:

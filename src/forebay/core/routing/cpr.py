@@ -52,18 +52,14 @@ def best_of(terms: list[Score], request: RoutingRequest) -> Route:
     near = [score for score in terms if score.total_s <= highest]
     best = near[0] if len(near) == 1 else _draw(near, request.seed)
     budget_s = request.ttft_budget_s
-    late = budget_s is not None and best.queue_s + best.prefill_s > budget_s
-    why = (
-        _HELD
-        if request.held
-        else _ONLY
-        if len(terms) == 1
-        else _LATE
-        if late
-        else _CHEAPEST
-        if len(near) == 1
-        else _DRAWN
-    )
+    if request.held:
+        why = _HELD
+    elif len(terms) == 1:
+        why = _ONLY
+    elif budget_s is not None and best.queue_s + best.prefill_s > budget_s:
+        why = _LATE
+    else:
+        why = _CHEAPEST if len(near) == 1 else _DRAWN
     return Route(best.at, why, best.hit_tokens, terms)
 
 
@@ -76,42 +72,44 @@ def scores(
     """
     usual, usual_slope = pricing.prefill_tokens_per_s, pricing.decode_slope_s
     slowest, steepest = usual / SPREAD_MAX, usual_slope * SLOPE_SPREAD_MAX
-    waits_s = speeds = 0.0
+    queues_s = speeds = 0.0
     masks, views = [], [replicas[at] for at in pool]
     for view in views:
         meter = view.meter
         speed = max(meter.prefill_tokens_per_s or usual, slowest)
         speeds += speed
-        waits_s += meter.queue_tokens / speed
+        queues_s += meter.queue_tokens / speed
         masks.append(meter.mask)
     depths = pricing.index.depths(request.blocks, masks)
     mean = speeds / len(pool)
     ttft, tpot, work = request.weights
-    price, pause = pricing.price(waits_s / len(pool), mean) + work / mean, PAUSE / mean
+    # both in seconds per uncached token; the pause also counts per running request
+    price, pause = pricing.price(queues_s / len(pool), mean) + work / mean, PAUSE / mean
     tokens, block_tokens, output_tokens = request.tokens, request.block_tokens, request.output_tokens
-    rows = []
+    terms = []
     for n, at in enumerate(pool):
         meter, load = views[n].meter, views[n].load
         speed = max(meter.prefill_tokens_per_s or usual, slowest)
         hit = min(depths[n] * block_tokens, tokens)
         uncached = max(1.0, tokens - meter.trust * hit)
-        wait, prefill = meter.queue_tokens / speed, uncached / speed
+        queue_s, prefill_s = meter.queue_tokens / speed, uncached / speed
         slope = min(max(meter.decode_slope_s or usual_slope, usual_slope / SLOPE_SPREAD_MAX), steepest)
-        decode = output_tokens * slope * load
-        imposed = uncached * (price + pause * load)
+        decode_s = output_tokens * slope * load
+        price_s = uncached * (price + pause * load)
         share, handicap = meter.kv_share, meter.handicap
-        kv = KV_BARRIER_S * share / (1.0 - share)
-        total = (ttft * (wait + prefill) + tpot * decode + imposed + kv) * handicap
-        rows.append(
+        kv_s = KV_BARRIER_S * share / (1.0 - share)
+        total_s = (ttft * (queue_s + prefill_s) + tpot * decode_s + price_s + kv_s) * handicap
+        terms.append(
             Score(
-                at, load, queue_s=wait, prefill_s=prefill, decode_s=decode, price_s=imposed, kv_s=kv,
-                handicap=handicap, total_s=total, hit_tokens=hit,
+                at, load, queue_s=queue_s, prefill_s=prefill_s, decode_s=decode_s, price_s=price_s, kv_s=kv_s,
+                handicap=handicap, total_s=total_s, hit_tokens=hit,
             )
         )  # fmt: skip
-    return rows
+    return terms
 
 
 def _draw(near: list[Score], seed: int) -> Score:
+    """One of `near`, with a probability in inverse proportion to its load; the same one for the same seed."""
     weights = 0.0
     for score in near:
         weights += 1.0 / (1 + score.load)

@@ -8,6 +8,7 @@ from forebay.core.routing.speed import SAMPLES_MIN, Line
 
 KV_SHARE_MAX: Final = 0.99
 TRUST_STEP: Final = 0.1
+"""Weight of a new sample of how much of a predicted hit was cached."""
 DECODE_TOKENS_MIN: Final = 8
 """Shorter responses say little about the time per token."""
 SECONDS_MIN: Final = 1e-6
@@ -22,13 +23,13 @@ class Meter:
     """One generation of a replica. `handicap` (at least 1), `strained` and `asked_at` are set by the caller."""
 
     __slots__ = (
-        "_blind",
         "_decode",
         "_gateways",
         "_prefill",
         "_reported",
         "_since",
         "_unprefilled",
+        "_unstreamed",
         "asked_at",
         "burden",
         "decode_slope_s",
@@ -68,15 +69,22 @@ class Meter:
         self.paces_s: deque[float] = deque(maxlen=PACES_MAX)
         """Recent times per token, seconds; the evaluation takes them from here."""
         self.reports = 0
+        """Number of its load reports."""
         self.asked_at = 0
         """When it last got a request or was doubted, as a count of the model's routed requests."""
         self._reported: int | None = None
+        """Queued prompt tokens by its last report."""
         self._gateways = 1
         self._unprefilled = 0
+        """Prompt tokens that this gateway has sent and that are not known to be prefilled."""
         self._since = 0
+        """Those of them sent since the last report."""
         self._prefill = Line(1.0)
+        """Seconds until the first token over the tokens prefilled in that time."""
         self._decode = Line(0.0)
-        self._blind: deque[Charge] = deque()
+        """Seconds per output token over the number of running requests."""
+        self._unstreamed: deque[Charge] = deque()
+        """Charges whose first token is not observed, in order of sending."""
 
     def report(self, queue_tokens: int | None, kv_share: float, gateways: int) -> None:
         """Apply its load report, which `gateways` gateways receive alike.
@@ -115,23 +123,24 @@ class Meter:
             self._rescale(change, change)
 
     def doubt(self, tokens_per_s: float, slope_s: float) -> None:
-        """It got no requests for long: if it is believed to be slower than this, take the square root of that
-        factor."""
+        """It has had no requests for long: if it measured slower than these typical values, keep only the square root
+        of that factor."""
         speed, slope = self.prefill_tokens_per_s, self.decode_slope_s
         prefill = math.sqrt(speed / tokens_per_s) if 0.0 < speed < tokens_per_s else 1.0
         self._rescale(prefill, math.sqrt(slope_s / slope) if slope > slope_s else 1.0)
 
     def watch(self, charge: "Charge") -> None:
         """The response is not streamed, so its first token is not observed: `settle` will release the charge."""
-        self._blind.append(charge)
+        self._unstreamed.append(charge)
 
     def settle(self, now: float, tokens_per_s: float) -> None:
         """Release the watched charges whose prompts must be prefilled by now, at this speed."""
-        blind = self._blind
-        while blind and (
-            not blind[0].waits or now - blind[0].sent_at >= (blind[0].ahead_tokens + blind[0].tokens) / tokens_per_s
-        ):
-            blind.popleft().release()
+        charges = self._unstreamed
+        while charges:
+            first = charges[0]
+            if first.queued and now - first.sent_at < (first.ahead_tokens + first.tokens) / tokens_per_s:
+                return
+            charges.popleft().release()
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         """`tokens`, the request's own and those queued ahead of it, were prefilled in `seconds` until its first
@@ -167,6 +176,7 @@ class Meter:
         self.decode_slope_s *= decode
 
     def _fuse(self) -> None:
+        """Combine the last report with what was sent since, by all gateways if they send alike."""
         queue = self._unprefilled
         if self._reported is not None:
             queue = max(queue, self._reported + self._gateways * self._since)
@@ -181,23 +191,30 @@ class Charge:
         "first_at",
         "hit_tokens",
         "meter",
+        "queued",
         "report",
         "running",
         "sent_at",
         "tokens",
-        "waits",
     )
 
     def __init__(self, meter: Meter, tokens: int, hit_tokens: int, now: float) -> None:
         self.meter = meter
         self.tokens = tokens
+        """Prompt tokens expected to be uncached."""
         self.hit_tokens = hit_tokens
+        """Prompt tokens that the prefix index predicted to be cached."""
         self.sent_at = now
         self.ahead_tokens = meter.queue_tokens
+        """Prompt tokens queued at the replica before it."""
         self.report = meter.reports
-        self.waits = True
+        """Number of the replica's last load report when it was sent."""
+        self.queued = True
+        """Whether its prompt still counts as queued."""
         self.first_at: float | None = None
+        """When its first token arrived; None: not observed."""
         self.running = 0
+        """Requests at the replica at that time."""
 
     def first_token(self, now: float, running: int) -> None:
         """Its first token arrived while `running` requests were at the replica."""
@@ -214,8 +231,8 @@ class Charge:
 
     def release(self) -> None:
         """Its prompt is no longer queued, or it has ended. Further calls have no effect."""
-        if self.waits:
-            self.waits = False
+        if self.queued:
+            self.queued = False
             self.meter.release(self)
 
     def done(

@@ -24,14 +24,14 @@ def round_robin(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> Route:
 
     def rank(at: int) -> tuple[float, str]:
         replica = replicas[at]
-        return (replica.last_used - turn) / _times(replica), replica.id
+        return (replica.last_used - turn) / _weight(replica), replica.id
 
     return Route(min(pool, key=rank), Why.NEXT)
 
 
 def least_requests(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> Route:
     """The one with the fewest requests."""
-    return Route(_idlest(replicas, pool), Why.FEWEST)
+    return Route(_least_loaded(replicas, pool), Why.FEWEST)
 
 
 def p2c(replicas: Sequence[ReplicaView], pool: Sequence[int], rng: Rng) -> Route:
@@ -40,7 +40,7 @@ def p2c(replicas: Sequence[ReplicaView], pool: Sequence[int], rng: Rng) -> Route
         return least_requests(replicas, pool)
     first = rng.randrange(len(pool))
     second = rng.randrange(len(pool) - 1)
-    return Route(_idlest(replicas, (pool[first], pool[second + (second >= first)])), Why.FEWER_OF_TWO)
+    return Route(_least_loaded(replicas, (pool[first], pool[second + (second >= first)])), Why.FEWER_OF_TWO)
 
 
 def consistent_hash(replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest) -> Route:
@@ -74,10 +74,10 @@ def prefix_affinity(
     longest = max(depths)
     hit_tokens = min(longest * request.block_tokens, request.tokens)
     if hit_tokens > HIT_SHARE_MIN * request.tokens:
-        at = _idlest(replicas, [at for at, depth in zip(pool, depths, strict=True) if depth == longest])
+        at = _least_loaded(replicas, [at for at, depth in zip(pool, depths, strict=True) if depth == longest])
         if _load(replicas[at]) <= LOAD_BOUND * sum([_load(replicas[at]) for at in pool]) / len(pool) + 1:
             return Route(at, Why.LONGEST_PREFIX, hit_tokens)
-    at = _idlest(replicas, pool)
+    at = _least_loaded(replicas, pool)
     return Route(at, Why.FEWEST, min(depths[pool.index(at)] * request.block_tokens, request.tokens))
 
 
@@ -89,19 +89,19 @@ def mix(number: int) -> int:
     return number ^ number >> 31
 
 
-def _idlest(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> int:
+def _least_loaded(replicas: Sequence[ReplicaView], pool: Sequence[int]) -> int:
     def cost(at: int) -> tuple[float, int, str]:
         replica = replicas[at]
-        return (replica.load + 1) * _times(replica), replica.last_used, replica.id
+        return (replica.load + 1) * _weight(replica), replica.last_used, replica.id
 
     return min(pool, key=cost)
 
 
 def _load(replica: ReplicaView) -> float:
-    return replica.load * _times(replica)
+    return replica.load * _weight(replica)
 
 
-def _times(replica: ReplicaView) -> float:
-    """The weight of a request there."""
+def _weight(replica: ReplicaView) -> float:
+    """How much one request counts there; 1 in normal service."""
     meter = replica.meter
     return meter.burden * meter.handicap

@@ -16,7 +16,7 @@ from forebay.core.routing.values import ReplicaView, RoutingRequest
 PREFILL_TOKENS_PER_S: Final = 2000.0
 """Assumed while no replica's speed is known."""
 DECODE_SLOPE_S: Final = 0.0004
-"""Assumed while no replica's is known: a large model on a data-centre GPU."""
+"""Seconds per token and running request, assumed while no replica's is known: a large model on a data-centre GPU."""
 SPREAD_MAX: Final = 8.0
 """No replica is believed to be slower than the typical one by more than this factor."""
 UNASKED_MAX: Final = 32
@@ -24,6 +24,7 @@ UNASKED_MAX: Final = 32
 A replica that was slow once, as just after a start, would otherwise get no requests and the measurement would never
 be corrected."""
 RHO_WINDOW_S: Final = 30.0
+"""Time constant of the mean arrival rate that utilisation is computed from."""
 RHO_MAX: Final = 0.99
 """Bounds the price: unbounded, it would send everything to one owner of a prefix forever."""
 BETA: Final = 0.5
@@ -54,9 +55,12 @@ class Pricing:
         self.prefill_tokens_per_s = PREFILL_TOKENS_PER_S
         """Median of the known speeds; of an even number the higher one, so that a slow replica stands out."""
         self.decode_slope_s = DECODE_SLOPE_S
+        """Median of the known slopes: seconds per token that each running request adds."""
         self._arriving = 0.0
+        """Uncached prompt tokens routed up to `_as_of`, decayed with `RHO_WINDOW_S`."""
         self._as_of = 0.0
         self._asked = 0
+        """Number of requests routed."""
 
     def refresh(self, meters: Sequence[Meter], now: float) -> None:
         """Update from all live replicas; to be called a few times a second."""

@@ -15,8 +15,9 @@ from forebay.core.routing.values import ReplicaView
 HOMES_MAX: Final = 65_536
 """Most sessions that a gateway remembers."""
 SLOTS_MAX: Final = 1024
+"""Most slots whose losses are remembered."""
 LOSSES_MAX: Final = 32
-"""Most slots whose losses are remembered, and most losses per slot."""
+"""Most losses remembered per slot."""
 
 
 class SessionHomes:
@@ -28,11 +29,13 @@ class SessionHomes:
         self._homes: dict[int, tuple[str, int]] = {}
         """By session key: the slot, and the number of losses at that time; least recently used first."""
         self._alive: dict[str, ReplicaView] = {}
+        """By slot, as of the last `detect_losses`."""
         self._losses: dict[str, list[tuple[int, list[tuple[int, str]]]]] = {}
         """By slot: its losses, each with its number and the slots that remained (name hash and id)."""
         self._number = 0
+        """The number of the last loss."""
 
-    def look(self, replicas: Sequence[ReplicaView]) -> None:
+    def detect_losses(self, replicas: Sequence[ReplicaView]) -> None:
         """Detect lost replicas. To be called before a session is looked up, and periodically."""
         before = self._alive
         alive = {

@@ -13,12 +13,14 @@ FLATTEST: Final = 0.5
 OUTLIER: Final = 4.0
 """Samples are clipped to this factor of the expected value."""
 LENGTH_STEP: Final = 0.05
+"""Least weight of a new sample in the mean lengths."""
 LONGEST_DECAY: Final = 0.99
 """Decay of the longest response with each shorter one: it is remembered for some hundreds of responses."""
 TOKENS_PER_BYTE: Final = 0.25
-"""Until the first response: English prose in JSON."""
+"""Assumed until the first response, like the next three: English prose in JSON."""
 OUTPUT_TOKENS: Final = 256.0
 PACE_S: Final = 0.02
+"""Seconds per output token."""
 PROMPT_TOKENS: Final = 1024.0
 
 
@@ -84,20 +86,21 @@ class Lengths:
         self.prompt_tokens = PROMPT_TOKENS
         self._samples = 0
         self._longest: dict[str, float] = {}
+        """Length of the longest recent response, tokens, by tenant."""
 
     def learn(self, body_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
         """A request of this size has been answered completely."""
         self._samples += 1
         step = max(LENGTH_STEP, 1 / self._samples)
         per_byte, output, prompt = self.tokens_per_byte, self.output_tokens, self.prompt_tokens
-        self.tokens_per_byte += step * (_cut(prompt_tokens / body_bytes, per_byte, TOKENS_PER_BYTE) - per_byte)
-        self.output_tokens += step * (_cut(output_tokens, output, OUTPUT_TOKENS) - output)
-        self.prompt_tokens += step * (_cut(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
+        self.tokens_per_byte += step * (_clip(prompt_tokens / body_bytes, per_byte, TOKENS_PER_BYTE) - per_byte)
+        self.output_tokens += step * (_clip(output_tokens, output, OUTPUT_TOKENS) - output)
+        self.prompt_tokens += step * (_clip(prompt_tokens, prompt, PROMPT_TOKENS) - prompt)
 
     def learn_longest(self, tenant: str, output_tokens: int) -> None:
         """A response to this tenant, without a limit on its length, had `output_tokens`."""
         longest = LONGEST_DECAY * self.longest_tokens(tenant)
-        self._longest[tenant] = max(longest, _cut(output_tokens, longest, OUTPUT_TOKENS))
+        self._longest[tenant] = max(longest, _clip(output_tokens, longest, OUTPUT_TOKENS))
 
     def longest_tokens(self, tenant: str) -> float:
         """About the longest recent response to a tenant's requests without a length limit."""
@@ -105,13 +108,13 @@ class Lengths:
 
     def learn_pace(self, seconds: float) -> None:
         """A response took `seconds` per output token."""
-        self.pace_s += LENGTH_STEP * (_cut(seconds, self.pace_s, PACE_S) - self.pace_s)
+        self.pace_s += LENGTH_STEP * (_clip(seconds, self.pace_s, PACE_S) - self.pace_s)
 
     def tokens(self, body_bytes: int) -> int:
         """Expected prompt tokens of a request of this size; 0 for an empty body."""
         return max(1, int(body_bytes * self.tokens_per_byte + 0.5)) if body_bytes else 0
 
 
-def _cut(sample: float, mean: float, assumed: float) -> float:
+def _clip(sample: float, mean: float, assumed: float) -> float:
     """Clip a sample, so that one replica's wrong count cannot make every later request look too long to admit."""
     return min(sample, OUTLIER * max(mean, assumed))

@@ -94,6 +94,7 @@ class RoutingRequest:
         self.blocks = blocks
         """Chained 64-bit hashes of the prompt's blocks, in order; empty if unknown."""
         self.block_tokens = block_tokens
+        """Tokens per block."""
         self.key = key
         """Hash of the session or routing key; 0 if there is none."""
         self.stays = stays
@@ -170,12 +171,15 @@ class Score:
         self.queue_s = queue_s
         """Until the prompts ahead of it are prefilled."""
         self.prefill_s = prefill_s
+        """Of its own uncached prompt."""
         self.decode_s = decode_s
         """Slowdown of the whole response by the requests that run there."""
         self.price_s = price_s
         """Delay that its work causes to others."""
         self.kv_s = kv_s
+        """Penalty for used KV memory."""
         self.handicap = handicap
+        """Factor on the total for a replica that is slow or has just come back; at least 1."""
         self.total_s = total_s
         self.hit_tokens = hit_tokens
         """Prompt tokens that the prefix index predicts to be cached; the terms discount this by the trust."""
@@ -192,7 +196,7 @@ class Route:
         self.hit_tokens = hit_tokens
         """Prompt tokens that the prefix index predicts to be cached there; 0 if the index was not consulted."""
         self.terms = terms
-        """All candidates; None if they were not scored."""
+        """The scores of all candidates; None if they were not scored."""
 
 
 class Wait(NamedTuple):

@@ -101,7 +101,7 @@ class Scheduler:
         """Choose a replica."""
         served, routing = relay.served, relay.routing
         if routing is not None and routing.stays:  # looked up now: its session may have moved while it was queued
-            served.homes.look(served.links)
+            served.homes.detect_losses(served.links)
             routing.home = served.homes.find(routing.key)
         split = served.split
         if split is None or relay.revision:

@@ -220,7 +220,7 @@ class WatchedGateway(Gateway):
         attempts = list(link.attempts)
         name = f"{link.id}.{link.generation}"
         self._expect(link.load == len(attempts) + link.others, "load is the sum of attempts and other load", name)
-        waits = sum(x.charge.tokens for x in attempts if x.charge is not None and x.charge.waits)
+        waits = sum(x.charge.tokens for x in attempts if x.charge is not None and x.charge.queued)
         self._expect(link.meter._unprefilled == waits, "prompts before prefill are counted once", name)
         breaker = link.breaker
         trials = sum(relay.mark == breaker._epoch for relay in attempts)
