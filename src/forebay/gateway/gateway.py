@@ -61,10 +61,11 @@ class Gateway:
                     request.model = chosen.model
                     endpoint, body = addressed(endpoint, exchange, body, chosen.model)
             known = self.served.get(request.model)
-            work_tokens = expected_tokens(request, known.lengths) if known is not None and endpoint.runs else 0.0
+            lengths = known.lengths if known is not None and endpoint.runs else None
+            work_tokens = expected_tokens(request, lengths) if lengths is not None else 0.0
             if caller is not None:
-                most = most_tokens(request, known.lengths, tenant) if known is not None and endpoint.runs else 0
-                admitted = self._admit(caller, request, asked, most)
+                tokens_max = most_tokens(request, lengths, tenant) if lengths is not None else 0
+                admitted = self._admit(caller, request, asked, tokens_max)
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
             if chosen is not None and chosen.revision:
                 check_revision(served, chosen.revision)
@@ -134,10 +135,15 @@ class Gateway:
             raise DeniedRefusal(verdict)
         return verdict
 
-    def _admit(self, caller: Granted, request: RequestFields, asked: str, tokens: int) -> Admitted:
-        """Check allow-list and limits, before the response reveals anything about models. Raises `Refusal`."""
+    def _admit(self, caller: Granted, request: RequestFields, asked: str, tokens_max: int) -> Admitted:
+        """Check the allow-list, and reserve `tokens_max` within the limits. Raises `Refusal`.
+
+        This comes before any response that reveals something about models.
+        """
         assert self.access is not None
-        verdict = self.access.admit(caller, request.model, tokens, request.stream is True, self.now(), asked=asked)
+        verdict = self.access.admit(
+            caller, request.model, tokens_max, request.stream is True, self.now(), asked=asked
+        )
         if isinstance(verdict, Denied):
             self._metrics.counter("tenant_refusals_total", caller.tenant.name, verdict.code.value).inc()
             raise DeniedRefusal(verdict)

@@ -46,7 +46,7 @@ class Fleet:
         self._watching: set[asyncio.Task[None]] = set()
         self.outbox = outbox or Outbox(asyncio.get_running_loop())
         """Upstream writes are flushed together with writes to clients, once per iteration of the loop."""
-        gateway.scheduler.look = self.look
+        gateway.scheduler.reload = self.look
 
     def look(self) -> None:
         """Load the snapshot if it has changed; a missing or invalid one changes nothing."""

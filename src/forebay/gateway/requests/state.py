@@ -80,9 +80,10 @@ class RequestState:
     queued_s = 0.0
     """Total time spent queued before its attempts, in seconds."""
     free_at = 0.0
-    """When its last attempt or its last wait ended; 0: neither has."""
+    """When its last attempt or its last wait ended, on the loop's clock; 0: neither has."""
     attempts: tuple[Attempt, ...] = ()
     tried: tuple[tuple[str, int], ...] = ()
+    """Replicas, as (id, generation), that its next attempt avoids."""
     retries = 0
     resumes = 0
     stuck = 0
@@ -93,8 +94,11 @@ class RequestState:
     instead: tuple[Refusal, int] | None = None
     """The error it would have got if no fallback model had taken over, and its retry-after in seconds."""
     candidates: tuple[Raw, int] | None = None
+    """For the request log: the candidates of the last choice, and how many more there were."""
     report_age_s = 0.0
+    """For the request log: age of the chosen replica's load report at that time."""
     hit = ""
+    """For the request log: how the cached part of the prompt is known, a `Source`; empty if there is none."""
 
     # its response
     mode = WAITING
@@ -103,6 +107,7 @@ class RequestState:
     """What is buffered of it; set in the modes `WHOLE` and `RETRY`."""
     transcript: Transcript | None = None
     first_at = 0.0
+    """When its first event was sent, on the loop's clock; 0: none has been."""
     usage: Tokens = UNREPORTED
     begun: Tokens = UNREPORTED
     """The token counts that a worker reported when its stream began."""

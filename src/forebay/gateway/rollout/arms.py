@@ -27,7 +27,7 @@ from forebay.gateway.dispatch.dispatching import of_other_revisions
 from forebay.gateway.dispatch.endpoints import ENDPOINTS
 from forebay.gateway.requests.state import WHOLE
 from forebay.gateway.rollout.mirroring import EMBEDDINGS, Mirror, answer_in, begin_mirror
-from forebay.gateway.scheduling.choosing import among
+from forebay.gateway.scheduling.choosing import choose_replica
 from forebay.obs.clock import wall_s
 from forebay.wire.apis import texts
 from forebay.wire.apis.vectors import Vectors
@@ -83,7 +83,7 @@ def choose_by_arm(scheduler: "Scheduler", relay: "Relay", split: Split) -> Route
         if isinstance(choice, Route) or (everything and choice is not None):
             return choice
         if everything:
-            return among(scheduler, relay, relay.tried)
+            return choose_replica(scheduler, relay, relay.tried)
     else:
         side.meant = STABLE
     side.bound = split.stable
@@ -91,7 +91,7 @@ def choose_by_arm(scheduler: "Scheduler", relay: "Relay", split: Split) -> Route
     if choice is not None and (isinstance(choice, Route) or share <= 0.0 or not failed):
         return choice
     side.bound = ""
-    return among(scheduler, relay, relay.tried)
+    return choose_replica(scheduler, relay, relay.tried)
 
 
 def kind_of(relay: "Relay") -> tuple[Arm, bool] | None:
@@ -183,7 +183,8 @@ def _within(
     served, tried = relay.served, relay.tried
     if not any(x.live and x.revision == revision and (x.id, x.generation) not in tried for x in served.links):
         return None
-    choice = among(scheduler, relay, (*tried, *of_other_revisions(served.links, revision)), not required)
+    others = of_other_revisions(served.links, revision)
+    choice = choose_replica(scheduler, relay, (*tried, *others), admissible_only=not required)
     if required or isinstance(choice, Route):
         return choice
     return choice if isinstance(choice, Wait) and choice.why is not Why.NONE_READY else None

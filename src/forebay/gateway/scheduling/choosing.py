@@ -14,37 +14,41 @@ if TYPE_CHECKING:
     from forebay.gateway.scheduling.scheduler import Scheduler
 
 TOKENIZING_MAX: Final = 32
-"""So many requests that need only the tokenizer may be at a replica beyond its room: each takes a millisecond."""
+"""How many requests that need only the tokenizer a full replica still gets: each takes a millisecond."""
 
 
-def among(
-    scheduler: "Scheduler", relay: "Relay", tried: tuple[tuple[str, int], ...], sound: bool = False
+def choose_replica(
+    scheduler: "Scheduler", relay: "Relay", tried: tuple[tuple[str, int], ...], *, admissible_only: bool = False
 ) -> Route | Wait | Shed:
-    """Choose among the replicas that are not in `tried`; with `sound` never one whose breaker is open."""
+    """Choose among the replicas that are not in `tried`.
+
+    Those that their breakers exclude are used only if all others were tried; with `admissible_only`, never. Those
+    where an urgent request would queue even after preempting batch work are used only if there is no other.
+    """
     served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
         tried = (*tried, *of_other_revisions(served.links, relay.revision))
     policy, routing, pricing = served.routes.policy, relay.routing, served.pricing
     links: Sequence[ReplicaView] = served.links
-    taken: list[tuple[str, int]] = []
+    crowded: list[tuple[str, int]] = []
     if relay.slotless:
         links = [BandView(link, link.load, link.room + TOKENIZING_MAX) for link in served.links]
     elif band == BATCH or (served.running[BATCH] and not isinstance(relay, Hedge)):
         links = served.seen_by(band, scheduler.now())
         if band < BATCH and not (routing is not None and routing.stays):
-            taken = served.full_for_urgent()
+            crowded = served.full_for_urgent()
     if served.troubled:
         live = [link for link in served.links if link.live]
         allowed = admissible([link.breaker for link in live], scheduler.now())
-        shut = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
-        if shut:
-            choice = chooser(policy, links, (*tried, *shut, *taken), rng, request=routing, pricing=pricing)
-            if taken and not isinstance(choice, Route):
-                choice = chooser(policy, links, (*tried, *shut), rng, request=routing, pricing=pricing)
-            if sound or not isinstance(choice, Shed):
+        excluded = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]
+        if excluded:
+            choice = chooser(policy, links, (*tried, *excluded, *crowded), rng, request=routing, pricing=pricing)
+            if crowded and not isinstance(choice, Route):
+                choice = chooser(policy, links, (*tried, *excluded), rng, request=routing, pricing=pricing)
+            if admissible_only or not isinstance(choice, Shed):
                 return choice
-    if taken:
-        choice = chooser(policy, links, (*tried, *taken), rng, request=routing, pricing=pricing)
+    if crowded:
+        choice = chooser(policy, links, (*tried, *crowded), rng, request=routing, pricing=pricing)
         if isinstance(choice, Route):
             return choice
     return chooser(policy, links, tried, rng, request=routing, pricing=pricing)

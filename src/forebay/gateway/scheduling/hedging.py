@@ -46,7 +46,7 @@ class Hedge(Relay):
         """Queue time is counted once, for the first attempt."""
 
     def swap(self) -> None:
-        """Swap the attempts of this relay and `first`."""
+        """Swap the attempts of this relay and `first`, so that `first` goes on with the one that won."""
         first = self.first
         for each, other in ((self, first), (first, self)):
             assert each.link is not None
@@ -85,7 +85,7 @@ class Hedge(Relay):
 
 
 def begin_hedge(scheduler: "Scheduler", relay: Relay) -> None:
-    """Its response is late: try a second replica too, if it has room and the budget allows."""
+    """Send a hedge, as the response is late, if a second replica has room and the retry budget allows it."""
     served, link = relay.served, relay.link
     if link is None or relay not in link.attempts or not relay.unanswered or served.waiting:
         return

@@ -17,9 +17,9 @@ def hold(scheduler: "Scheduler", relay: "Relay", choice: Wait) -> Route | Wait |
     served, routing, now = relay.served, relay.routing, scheduler.now()
     assert routing is not None
     waiting = served.waiting
-    has_a_place = len(waiting) < waiting.size_max or waiting.band(relay) is not None
+    may_queue = len(waiting) < waiting.size_max or waiting.band(relay) is not None
     in_time = may_wait(relay.began, relay.ticket.last, now)
-    if has_a_place and in_time and not relay.exchange.started:
+    if may_queue and in_time and not relay.exchange.started:
         link = served.links[choice.at]
         if link.awaited_at is None:
             link.awaited_at = now

@@ -57,8 +57,9 @@ def preempt_lower(scheduler: "Scheduler", relay: "Relay") -> None:
     if not any(served.running[band + 1 : Band.BATCH]):  # batch work would have been preempted already
         return
     revision = bound_to(relay)
-    links = (x for x in served.links if x.live and x.load <= x.room and revision in ("", x.revision))
-    victim = preempt((each for link in links for each in link.attempts), band)
+    links = (link for link in served.links if link.live and link.load <= link.room)
+    usable = (link for link in links if revision in ("", link.revision))
+    victim = preempt((attempt for link in usable for attempt in link.attempts), band)
     if victim is not None:
         preempt_attempt(scheduler, victim)
         scheduler.pump(served)

@@ -25,7 +25,7 @@ def retry(scheduler: "Scheduler", relay: "Relay", reason: str, problem: Refusal,
     """Start another attempt, or queue the request for one. If that is not possible it ends with `problem`."""
     served, begun = relay.served, relay.exchange.started
     if reason == "connect" or reason in GOING:  # other replicas may be gone too: each would cost an attempt
-        scheduler.look()
+        scheduler.reload()
     if not may_go_on(scheduler, relay):
         relay.refuse(problem, served.waiting.retry_after_s(now))
         return

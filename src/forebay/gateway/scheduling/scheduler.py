@@ -21,7 +21,7 @@ from forebay.gateway.records.facts import Used, used
 from forebay.gateway.requests.relay import Relay
 from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
 from forebay.gateway.rollout.reporting import Observations
-from forebay.gateway.scheduling.choosing import among
+from forebay.gateway.scheduling.choosing import choose_replica
 from forebay.gateway.scheduling.hedging import HEDGED, Hedge, begin_hedge, end_hedge
 from forebay.gateway.scheduling.holding import LOOK_MAX, hold, overtakes
 from forebay.gateway.scheduling.late import drop_late, out_of_time
@@ -51,12 +51,13 @@ class Scheduler:
         self.chooser: Chooser = choose
         self.budget = RetryBudget()
         self.observations = Observations(random_hex(8))
-        self._turn = 0
+        self._attempts = 0
+        """Number of attempts sent."""
         loop = asyncio.get_running_loop()
         self.now = loop.time
         self.born = loop.time()
         self._later = loop.call_later
-        self.look: Callable[[], None] = lambda: None
+        self.reload: Callable[[], None] = lambda: None
         """Loads a newer snapshot, if there is one."""
 
     # --- queueing and routing
@@ -98,18 +99,18 @@ class Scheduler:
         return choice
 
     def choose(self, relay: Relay) -> Route | Wait | Shed:
-        """Choose a replica."""
+        """Choose a replica by session, rollout arm and policy."""
         served, routing = relay.served, relay.routing
         if routing is not None and routing.stays:  # looked up now: its session may have moved while it was queued
             served.homes.detect_losses(served.links)
             routing.home = served.homes.find(routing.key)
         split = served.split
         if split is None or relay.revision:
-            return among(self, relay, relay.tried)
+            return choose_replica(self, relay, relay.tried)
         return choose_by_arm(self, relay, split)
 
     def send(self, relay: Relay, route: Route) -> None:
-        """Start an attempt."""
+        """Start an attempt at the replica of `route`, and account for it."""
         served, now = relay.served, self.now()
         links = served.links  # a snapshot applied meanwhile replaces the list
         link = links[route.at]
@@ -119,8 +120,8 @@ class Scheduler:
             relay.candidates = entries.candidates(links, route)  # loads as the choice saw them
             relay.report_age_s = now - link.heard_at
             relay.hit = served.source(link, relay.routing, route.hit_tokens)
-        self._turn += 1
-        link.begin_attempt(relay, self._turn)
+        self._attempts += 1
+        link.begin_attempt(relay, self._attempts)
         served.running[relay.ticket.band] += 1
         served.waiting.served(relay.ticket)
         relay.route = route
@@ -160,7 +161,7 @@ class Scheduler:
         """Send or reject the first queued request that need not wait any longer; False if there is none.
 
         `stuck` holds the kinds that have to wait: within one round replicas only get fuller. True: the first of that
-        kind waits for one particular replica, which does not block the rest.
+        kind waits for one particular replica, which does not block the rest; each further one counts to `LOOK_MAX`.
         """
         waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
@@ -168,9 +169,10 @@ class Scheduler:
             kind = (revision, tried, routing.key if routing is not None and routing.stays else 0, kind_of(relay))
             held = stuck.get(kind)
             if held is not None:
-                left -= held
-                if not left:
-                    return False
+                if held:
+                    left -= 1
+                    if not left:
+                        return False
                 continue
             band = waiting.band(relay)
             if band is not None and band < ticket.band:  # promoted by its age, permanently
