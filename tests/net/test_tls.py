@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.net.certificates import CA, chain, der, issue, seen, tls_peer, trusting, write
 from tests.net.rig import PATIENCE_S, Log, Peer, Told, echo, get, peer, pooling, post, run, serving, until
 
+from forebay.core.errors import Code
 from forebay.core.model import Limits, TlsSpec
 from forebay.net import connection, tls
 from forebay.net.server import Exchange, Handler, HttpServer
@@ -194,7 +195,7 @@ def test_a_folder_that_is_swapped_by_a_symlink_is_noticed(tmp_path: Path) -> Non
     assert watched.metrics.gauge("tls_certificate_expiry_seconds").value == NOW_S + 3 * EXPIRY_WARNING_S
 
 
-@pytest.mark.parametrize("damage", ["half", "stranger", "gone"])
+@pytest.mark.parametrize("damage", ["half", "stranger", "gone", "expired"])
 def test_a_broken_pair_keeps_the_old_one_and_says_so_once(tmp_path: Path, damage: str) -> None:
     old, new = issue(), issue(NOW_S + 3 * EXPIRY_WARNING_S)
     spec = write(tmp_path, old)
@@ -204,6 +205,8 @@ def test_a_broken_pair_keeps_the_old_one_and_says_so_once(tmp_path: Path, damage
         Path(spec.certificate).write_bytes(chain(new)[:200])
     elif damage == "stranger":
         Path(spec.certificate).write_bytes(chain(new))
+    elif damage == "expired":
+        write(tmp_path, issue(NOW_S - 1))
     else:
         Path(spec.key).unlink()
 
@@ -226,15 +229,24 @@ def test_a_listener_does_not_start_with_a_broken_pair(tmp_path: Path) -> None:
 def test_every_certificate_that_ends_soon_is_warned_of_once(tmp_path: Path) -> None:
     watched = Watched(write(tmp_path, issue(NOW_S + EXPIRY_WARNING_S - 1)))
     watched.look(3)
-    write(tmp_path, issue(NOW_S - 1))
+    write(tmp_path, issue(NOW_S + 1))
     watched.look(5)
     write(tmp_path, issue(NOW_S + EXPIRY_WARNING_S))
     watched.look(5)
 
     assert [(line["event"], line["on"]) for line in watched.said()] == [
         ("certificate expires soon", "2026-11-14"),
-        ("certificate expires soon", "2026-10-31"),
+        ("certificate expires soon", "2026-11-01"),
     ]
+
+
+def test_an_expired_certificate_is_replaced_even_by_one_that_has_expired_too(tmp_path: Path) -> None:
+    watched = Watched(write(tmp_path, issue(NOW_S - 2)))
+    write(tmp_path, issue(NOW_S - 1))
+    watched.look(3)
+
+    assert watched.reloads("taken") == 1
+    assert watched.renewal.expires_s == NOW_S - 1
 
 
 # --- clients
@@ -258,7 +270,33 @@ def test_requests_are_served_and_refused_as_without_tls(tmp_path: Path) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("sent", [b"", get(), b"\x16\x03\x01\x02\x00\x01"])
+@pytest.mark.parametrize("target", [b"/v1/chat/completions", b"/v1/messages"])
+def test_a_request_without_tls_gets_an_error_that_says_so_and_is_not_served(tmp_path: Path, target: bytes) -> None:
+    served: list[Exchange] = []
+
+    async def main() -> None:
+        server, start = https(tmp_path, served.append)
+        refused: list[Code] = []
+        server.refused = refused.append
+        await start()
+        for request in (get(target), post(bytes(100_000), target=target), get(target)[:2]):
+            async with peer(server.port) as client:
+                client.send(request)
+                answer = await client.answer()
+                assert (answer.status, answer.headers[b"connection"]) == (400, b"close")
+                assert b"https://" in answer.body
+                anthropic = target == b"/v1/messages" and len(request) > 2
+                assert answer.body.startswith(b'{"type":"error"') is anthropic
+                assert await client.rest() == b""
+        assert refused == [Code.BAD_HTTP] * 3
+        assert served == []
+        await until(lambda: server.connections == 0)
+        server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x80\x00", b"\x16\x03\x01\x02\x00\x01"])
 def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path: Path, sent: bytes) -> None:
     async def main() -> None:
         server, start = https(tmp_path, echo, head_timeout_s=0.2)

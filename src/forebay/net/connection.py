@@ -42,6 +42,10 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._reading = True
         self._unsent = 0
 
+    def turn_away(self, refusal: Refusal, target: bytes) -> None:
+        """Answer with this error once the connection is made, and read nothing; `target`: that of the request."""
+        self._refusal, self._target, self._phase = refusal, target, HEAD
+
     # --- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,6 +53,8 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         if not self.owner.opened(self):
             self._refuse(Refusal(Code.CONNECTION_LIMIT))
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = CLOSED

@@ -10,12 +10,13 @@ from email.utils import formatdate
 from functools import partial
 from typing import Final, cast
 
-from forebay.core.errors import Code
+from forebay.core.errors import Code, Refusal
 from forebay.core.model import Limits
 from forebay.net.connection import Connection
 from forebay.net.exchange import Exchange
 from forebay.net.outbox import UNBATCHED, Outbox
 from forebay.net.owner import Common
+from forebay.net.reading.refusing import LINE_BYTES, target_in
 from forebay.obs.clock import wall_s
 
 __all__ = ["Exchange", "Handler", "HttpServer"]
@@ -30,6 +31,7 @@ ACCEPT_MORE: Final = 32
 """How many more connections to accept after the loop has accepted one: it alone accepts one per iteration."""
 ACCEPT_AGAIN_S: Final = 1.0
 """How long to stop accepting after accept failed, for lack of file descriptors for example."""
+NOT_HTTPS: Final = "This port serves HTTPS: use https:// instead of http:// in the URL."
 
 
 class HttpServer:
@@ -242,9 +244,18 @@ class HttpServer:
 
     async def _take_in(self, sock: socket.socket) -> None:
         limits, tls = self.common.limits, self._tls
+        connection = Connection(self)
+        if tls is not None:
+            first = await self._peek(sock)
+            if not first:
+                sock.close()
+                return
+            if b"A" <= first[:1] <= b"Z":  # a handshake begins with 0x16
+                connection.turn_away(Refusal(Code.BAD_HTTP, NOT_HTTPS), target_in(first))
+                tls = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: cast(asyncio.Protocol, Connection(self)),
+                lambda: cast(asyncio.Protocol, connection),
                 sock,
                 ssl=tls,
                 ssl_handshake_timeout=limits.head_timeout_s if tls else None,
@@ -252,6 +263,19 @@ class HttpServer:
             )
         except OSError:  # the handshake failed or timed out
             sock.close()
+
+    async def _peek(self, sock: socket.socket) -> bytes:
+        """The first bytes that a client sends, which are not taken; empty: none came in time."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sock, came.set)
+        try:
+            async with asyncio.timeout(self.common.limits.head_timeout_s):
+                await came.wait()
+            return sock.recv(LINE_BYTES, socket.MSG_PEEK)
+        except OSError:  # TimeoutError is one
+            return b""
+        finally:
+            loop.remove_reader(sock)
 
     def _close_listen_socks(self) -> None:
         for listen_sock in self._listen_socks:

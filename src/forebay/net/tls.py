@@ -104,8 +104,12 @@ def conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
         yield from (Conflict(f"gateway.tls.{path}", found, allowed) for path, found, allowed in error.problems)
     else:
         if pair.expires_s <= wall_s():
-            found = f'"{certificate}", which expired on {day(pair.expires_s)}'
-            yield Conflict("gateway.tls.certificate", found, "a certificate that is still valid")
+            yield _expired("gateway.tls.certificate", certificate, pair)
+
+
+def _expired(field: str, path: str, pair: Pair) -> Conflict:
+    found = f'"{path}", which expired on {day(pair.expires_s)}'
+    return Conflict(field, found, "a certificate that is still valid")
 
 
 def day(at_s: float) -> str:
@@ -176,7 +180,7 @@ class CertificateReloader:
     def _renew(self) -> None:
         outcome, complaint = "taken", ""
         try:
-            self._take()
+            self._take(self._pair)
         except BadPair as error:
             outcome, complaint = "broken", str(error)
         if self._metrics is not None:
@@ -185,9 +189,13 @@ class CertificateReloader:
             self._log.warning("new certificate invalid, the old one stays in use", problem=complaint)
         self._complaint = complaint
 
-    def _take(self) -> None:
+    def _take(self, current: Pair | None = None) -> None:
+        """Load the pair. Raises `BadPair`, also if it has expired and the `current` one has not."""
         stamp = self._stamp()  # read first: a change during loading counts as another pair at the next poll
-        self._pair = load(self._spec, self._clients, self._protocols)
+        pair, now = load(self._spec, self._clients, self._protocols), self._wall()
+        if current is not None and pair.expires_s <= now < current.expires_s:
+            raise BadPair(_expired("certificate", self._spec.certificate, pair))
+        self._pair = pair
         self._taken = stamp
         self._warned = False
         if self._metrics is not None:
