@@ -33,6 +33,7 @@ from forebay.core.model import (
     ReplicaState,
     Rule,
     Snapshot,
+    Split,
     StandIn,
     Task,
     TenancySpec,
@@ -229,6 +230,29 @@ def test_a_request_waiting_for_a_revision_does_not_block_others(tmp_path: Path) 
                     naming(exchange)
                 for answer in pinned:
                     assert (await answer).headers[b"x-forebay-replica"] == b"chat-1"
+
+    run(main())
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another revision"])
+def test_a_revision_whose_replicas_are_gone_for_the_moment_is_waited_for(tmp_path: Path, others: bool) -> None:
+    async def main() -> None:
+        old, new = worker("chat"), worker("chat", index=1)
+        async with working(old, new):
+            rows = (replace(old.row(), revision="r2"), replace(new.row(), revision="r1"))
+            split = Split("1", "r2", "r1", 0.5) if others else None
+            whole = replace(model(old, new), replicas=rows[: 1 + others], revision="r2", split=split)
+            without = replace(whole, replicas=rows[1:] if others else ())
+            publish(tmp_path, Dispatch(), without)
+            async with fronting(tmp_path) as front, asyncio.TaskGroup() as group:
+                await until(lambda: new.polls > 1 or not others)
+                waits = group.create_task(ask(front, "chat@r2"))
+                while await front.metric('forebay_queue_depth{model="chat"}') < 1:
+                    assert not waits.done()
+                answer = await ask(front, "chat@r3")
+                assert (answer.status, error_code(answer)) == (404, "model_not_found")
+                publish(tmp_path, Dispatch(), whole)
+                assert (await waits).headers[b"x-forebay-replica"] == b"chat-0"
 
     run(main())
 

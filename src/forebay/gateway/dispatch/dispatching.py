@@ -159,11 +159,17 @@ def _embeds(served: Served, endpoint: Endpoint) -> bool:
 
 
 def check_revision(served: Served, revision: str) -> None:
-    """Raises `Refusal` if no replica has it."""
-    known = sorted({link.revision for link in served.links})
+    """Raises `Refusal` if no replica has it, nor is any meant to."""
+    known = {link.revision for link in served.links} | meant_revisions(served)
     if revision not in known:
         text = f"No replica of `{served.routes.name}` has the revision `{revision[:SHOWN_CHARS_MAX]}`"
-        raise Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(known) or 'none'}.", "model")
+        raise Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(sorted(known))}.", "model")
+
+
+def meant_revisions(served: Served) -> set[str]:
+    """The revisions that control serves, even while a crash or a scale to zero has left no replica of them."""
+    split = served.split
+    return {served.routes.revision} if split is None else {split.stable, split.canary}
 
 
 def of_other_revisions(links: list[Link], revision: str) -> list[tuple[str, int]]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.resilience import admissible
-from forebay.core.routing import ReplicaView, Route, Shed, Wait
-from forebay.gateway.dispatch.dispatching import of_other_revisions
+from forebay.core.routing import ReplicaView, Route, Shed, Wait, Why
+from forebay.gateway.dispatch.dispatching import meant_revisions, of_other_revisions
+from forebay.gateway.fleet import Served
 from forebay.gateway.link import BATCH, BandView
 from forebay.gateway.scheduling.hedging import Hedge
 
@@ -28,6 +29,8 @@ def choose_replica(
     served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
         tried = (*tried, *of_other_revisions(served.links, relay.revision))
+        if _is_absent(served, relay.revision):
+            return Wait(Why.NONE_READY)
     policy, routing, pricing = served.routes.policy, relay.routing, served.pricing
     links: Sequence[ReplicaView] = served.links
     crowded: list[tuple[str, int]] = []
@@ -52,3 +55,8 @@ def choose_replica(
         if isinstance(choice, Route):
             return choice
     return chooser(policy, links, tried, rng, request=routing, pricing=pricing)
+
+
+def _is_absent(served: Served, revision: str) -> bool:
+    """Whether a revision that control serves has no replica now: one is being started."""
+    return revision in meant_revisions(served) and all(link.revision != revision for link in served.links)
