@@ -201,7 +201,7 @@ def prepare(relay: "Relay", request: RequestFields, body: bytes, endpoint: "Endp
     if short and relay.ticket.band < _BATCH and not sequence:
         relay.hedge_after_s = routes.hedge_after_s
     relay.prompt_bytes, relay.text_bytes = len(request.text) or 1, request.text_bytes
-    relay.limit = request.choices * request.limit
+    relay.choices, relay.limit = request.choices, request.choices * request.limit
     if routes.policy not in COUNTING or routes.sessions is not _OFF or sequence:
         session = sequence or session_of(relay.exchange, routes)
         if session is None and routes.sessions is _COOKIE:

@@ -82,6 +82,7 @@ def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
         ({}, round(lengths.longest_tokens("team"))),
         ({"max_tokens": 5000}, 5000), ({"max_tokens": 5000, "n": 3}, 15_000),
         ({"max_tokens": 10, "best_of": 4}, 40), ({"n": "x", "max_tokens": 10}, 10), ({"n": -3, "max_tokens": 10}, 10),
+        ({"max_completion_tokens": None, "max_tokens": 5000}, 5000),
     ]  # fmt: skip
     assert 700 < lengths.longest_tokens("team") <= 900
     for more, answer in cases:
@@ -93,6 +94,22 @@ def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
     assert most_tokens(request_fields(_encode({**plain, "input": "x" * 9998})), lengths, small) == lengths.tokens(
         10_000
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("[a, b]", 1), ([1, 2, 3], 1), ([], 1), (["a"], 1), (["a", "b", "c"], 3), ([[1, 2], [3]], 2), (None, 1),
+        ({"a": ["b", "c"]}, 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_prompt_of_a_completion_has_answers_of_its_own(prompt: Any, prompts: int) -> None:
+    lengths, body = Lengths(), {"model": "m", "prompt": prompt, "max_tokens": 100, "n": 2}
+    for encoded in (_encode(body), msgspec.json.format(_encode(body), indent=2)):
+        request = request_fields(encoded)
+        assert request.choices == 2 * prompts
+        assert most_tokens(request, lengths, Tenant("team")) == lengths.tokens(request.text_bytes) + 200 * prompts
 
 
 def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:

@@ -43,6 +43,7 @@ class RequestState:
     prompt_bytes = 1
     text_bytes = 1
     """Bytes of the prompt that token estimates are based on."""
+    choices = 1
     limit = 0  # max tokens over all choices; 0: the client set no limit
     streams = False
     plain = False

@@ -18,6 +18,8 @@ NO_TEXT: Final = memoryview(b"")
 CODING: Final = b"content-encoding"
 AS_IT_IS: Final = (b"", b"identity")
 CODING_CHARS_MAX: Final = 32
+SEVERAL: Final = re.compile(rb'\[\s*["\[]')
+"""Start of an array of texts, or of arrays of token ids."""
 FIELD: Final = re.compile(r"(?:required field `|at `\$\.)([^`]*)`")
 
 
@@ -25,8 +27,8 @@ class RequestFields:
     """What routing needs from a body. The replica validates all fields, including these.
 
     `text`: the JSON of the prompt. `limit`: the most output tokens; 0 if absent, or not a number that a replica
-    accepts. `choices`: how many are generated. Requests with the same `sequence` need state held by one replica.
-    Tokens are estimated from `text_bytes`, which is less than the length of `text` if that contains images.
+    accepts. `choices`: how many are generated in all. Requests with the same `sequence` need state held by one
+    replica. Tokens are estimated from `text_bytes`, which is less than the length of `text` if that contains images.
     """
 
     __slots__ = ("choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
@@ -52,6 +54,7 @@ class RequestFields:
 
 
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 
@@ -68,8 +71,10 @@ def request_fields(body: bytes) -> RequestFields:
         raise Refusal(Code.INVALID_JSON, "The body is not valid UTF-8.") from None
     except RecursionError:
         raise Refusal(Code.INVALID_JSON, "The body is nested too deeply.") from None
-    limit = _number(fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens)
+    limit = _number(fields.max_completion_tokens) or _number(fields.max_tokens) or _number(fields.max_output_tokens)
     choices = max(1, _number(fields.n), _number(fields.best_of))
+    if fields.prompt:
+        choices *= _prompts(fields.prompt)
     return RequestFields(fields.model, _text(fields), stream=fields.stream is True, limit=limit, choices=choices)
 
 
@@ -92,6 +97,13 @@ def _text(body: Prompt) -> memoryview:
     text = memoryview(body.messages or body.prompt or body.input)
     first = body.system or body.instructions
     return memoryview(b"".join((memoryview(first), text))) if first else text
+
+
+def _prompts(given: msgspec.Raw) -> int:
+    """How many prompts there are, each with choices of its own: a text or an array of token ids is one."""
+    if not SEVERAL.match(given):
+        return 1
+    return max(1, len(_decode_list(given)))
 
 
 def _number(given: msgspec.Raw) -> int:
