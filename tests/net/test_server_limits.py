@@ -70,6 +70,15 @@ def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
     run(main())
 
 
+def test_a_client_that_expects_http_2_is_told_that_there_is_none() -> None:
+    async def main() -> None:
+        async with serving(echo) as server, peer(server.port) as client:
+            client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            assert b"HTTP/2 is not supported." in (await client.answer()).body
+
+    run(main())
+
+
 @pytest.mark.parametrize("target", [b"/v1/messages", b"/v1/messages/count_tokens?beta=true"])
 @pytest.mark.parametrize(
     ("rest", "status", "kind", "code"),

@@ -151,6 +151,8 @@ def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
          "messages[0].content[0].type"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
     ],
 )  # fmt: skip
 def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -213,6 +213,10 @@ def messages(value: Any, path: str) -> tuple[dict[str, str], ...]:
 def _message(value: Any, path: str) -> dict[str, str]:
     if type(value) is dict and value.get("role") in ("tool", "function"):
         unsupported(f"{path}.role", f"found {shown(value['role'])}; this API takes no tool results yet.")
+    if type(value) is dict and value.get("content") is None:  # as in messages that call tools: name those, not it
+        for field in ("tool_calls", "function_call"):
+            if value.get(field) is not None:
+                _MESSAGE[field](value[field], f"{path}.{field}")
     given = read(value, path, _MESSAGE, ("role", "content"))
     if given["role"] == "developer":
         given["role"] = "system"  # OpenAI's newer name of the role; chat templates only know the older one

@@ -24,6 +24,8 @@ BODY: Final = 2
 LINGER: Final = 3
 CLOSED: Final = 4
 """Phases of a connection: between requests, in a head, in a body, discarding what still arrives, closed."""
+HTTP_2: Final = b"PRI * HTTP/2"
+"""What a client that expects HTTP/2 sends first (RFC 9113, 3.4)."""
 
 
 class Reader(Sender):
@@ -79,7 +81,7 @@ class Reader(Sender):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._target = self._target or (b"" if self._queue else target_in(data))
-            self._parse_failed(error)
+            self._parse_failed(error, data)
         else:
             self._after_feed(len(data))
             if fresh and self._queue:
@@ -95,7 +97,7 @@ class Reader(Sender):
         if self._raw > self.common.limits.header_bytes_max:
             self._refusal = Refusal(Code.HEADERS_TOO_LARGE if self._phase == HEAD else Code.BAD_HTTP)
 
-    def _parse_failed(self, error: httptools.HttpParserError) -> None:
+    def _parse_failed(self, error: httptools.HttpParserError, data: bytes) -> None:
         if self._refusal is not None:
             return
         if self._queue and not self._queue[-1].keep_alive:
@@ -106,7 +108,8 @@ class Reader(Sender):
             asyncio.get_running_loop().call_exception_handler({"message": "parsing failed", "exception": cause})
             self._refusal = Refusal(Code.INTERNAL)
             return
-        self._refusal = Refusal(Code.BAD_HTTP, f"{TABLE[Code.BAD_HTTP].text} {error}.")
+        why = "HTTP/2 is not supported" if data.startswith(HTTP_2) else str(error)
+        self._refusal = Refusal(Code.BAD_HTTP, f"{TABLE[Code.BAD_HTTP].text} {why}.")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Serve a request that offers another protocol (h2c, for one) as plain HTTP/1.1."""
