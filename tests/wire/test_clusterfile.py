@@ -1,6 +1,8 @@
 """The cluster file: every problem at once, in plain words, and nothing that can blow up."""
 
+from collections.abc import Iterator
 from importlib import resources
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +32,28 @@ def one(text: str | bytes, **overrides: str) -> Problem:
     found = list(problems(text, **overrides).values())
     assert len(found) == 1, found
     return found[0]
+
+
+def patterns(schema: Any) -> Iterator[str]:
+    """All patterns in a JSON Schema."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if key == "pattern" and isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from patterns(value)
+
+
+def test_what_a_pattern_allows_is_said_in_words() -> None:
+    found = problems(f"{GOOD}\ngateway: {{cors_origins: ['https://a.example/']}}\naliases: [a]")
+
+    assert "https://app.example" in found["gateway.cors_origins[0]"].allowed
+    assert found["aliases"].allowed == "a section, each line NAME: TEXT"
+    assert (
+        "24:00" in one(f"models: [{CHAT[:-1]}, scale: {{max: 2, schedule: [{{start: '25:00', min: 1}}]}}}}]").allowed
+    )
+    used = set(patterns(Cluster.model_json_schema()))
+    assert len(used) > 5
+    assert used <= clusterfile._PATTERNS.keys()
 
 
 def test_a_small_file_gets_all_defaults() -> None:

@@ -28,7 +28,8 @@ from forebay.core.tenancy import Quota, Tenant
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 Port = Annotated[int, Field(ge=1, le=65535)]
-Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
+ORIGIN_PATTERN = r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$"
+Origin = Annotated[str, Field(pattern=ORIGIN_PATTERN)]
 
 
 class LimitSettings(Section):

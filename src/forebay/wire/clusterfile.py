@@ -15,10 +15,11 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from forebay.core.cluster import SHA256_PATTERN, Cluster, conflicts
+from forebay.core.cluster import ORIGIN_PATTERN, SHA256_PATTERN, Cluster, conflicts
 from forebay.core.deploy.course import Course
 from forebay.core.deploy.settings import PlanSettings, plan_conflicts
 from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
+from forebay.core.scaling.schedule import DAYS_PATTERN, TIME_PATTERN
 from forebay.core.section import NAME_PATTERN, Conflict, Section
 
 TEXT_BYTES_MAX = 1_000_000
@@ -37,6 +38,9 @@ _PATTERNS = {
     SHA256_PATTERN: "64 digits of 0-9 and a-f",
     PUBLIC_PATTERN: "up to 128 letters, digits, `.`, `_`, `:`, `/`, `-`, with a letter or digit at both ends",
     TARGET_PATTERN: "the name of a model or an alias, or NAME@REVISION",
+    ORIGIN_PATTERN: "`*` or an origin such as https://app.example without anything after host and port",
+    DAYS_PATTERN: "days such as mon-fri or sat",
+    TIME_PATTERN: "a time from 00:00 to 24:00",
     HEADER_PATTERN: "up to 64 of a-z, 0-9, `-`, with a letter or digit at both ends",
 }
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -438,7 +442,8 @@ def _describe(part: dict[str, Any], schema: dict[str, Any]) -> str:
             many = f" of at least {part['minItems']}" if part.get("minItems") else ""
             return f"a list{many}, of which each entry begins with `- `"
         case _:
-            return f"a section with the keys {', '.join(sorted(part.get('properties', {})))}"
+            keys = part.get("properties", {})
+            return f"a section with the keys {', '.join(sorted(keys))}" if keys else "a section, each line NAME: TEXT"
 
 
 def _range(part: dict[str, Any]) -> str:
