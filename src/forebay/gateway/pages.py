@@ -104,6 +104,12 @@ class Pages:
     def _is_foreign(self, origin: bytes) -> bool:
         return is_foreign(origin) and not (self._cors is not None and self._cors.allows(origin))
 
+    def refusal_id(self, seen: Exchange, code: Code) -> bytes:
+        """As `Gateway.refusal_id`; a page that may use the API may read these errors, too."""
+        if self._cors is not None:
+            self._cors.answers(seen)
+        return self._gateway.refusal_id(seen, code)
+
     def wants_body(self, exchange: Exchange) -> bool:
         """Whether to read the body of a public request: only inference requests with a valid key are worth it."""
         if exchange.method != b"POST" or _find(exchange) is None:

@@ -76,7 +76,7 @@ async def run(
         page = pages.Pages(gateway, spec, metrics, group, Cors(spec.cors_origins) if spec.cors_origins else None)
         fleet = Fleet(gateway, spec, group, log, outbox)
         public = HttpServer(page.handle, spec.limits, wants_body=page.wants_body, outbox=fleet.outbox)
-        public.refused, public.refusal_id = gateway.refused, gateway.refusal_id
+        public.refused, public.refusal_id = gateway.refused, page.refusal_id
         private = HttpServer(page.handle_private, PRIVATE_LIMITS, wants_body=lambda _: False)
         page.public = public
         background = [

@@ -247,8 +247,9 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         target, fields = self._target, self._fields or {}
         if self._phase == IDLE:  # after a complete request, nothing is known of the next one
             target, fields = b"", {}
-        request_id = self.owner.refusal_id(Exchange(self, b"", target, [], fields), refusal.code)
-        self.put(refusal_answer(refusal, target, self.common.date, request_id))
+        seen = Exchange(self, b"", target, [], fields)
+        request_id = self.owner.refusal_id(seen, refusal.code)
+        self.put(refusal_answer(refusal, target, self.common.date + seen.extra, request_id))
         self._linger()
 
     def _linger(self) -> None:

@@ -150,4 +150,4 @@ class Owner(Protocol):
 
     def refusal_id(self, seen: Exchange, code: Code) -> bytes:
         """The request id for the response to such bytes, under which it is logged; empty: none. `seen` holds what was
-        parsed of the head, without a method, and cannot be responded to."""
+        parsed of the head, without a method, and cannot be responded to; header lines in its `extra` are added."""

@@ -9,7 +9,7 @@ import pytest
 from tests.gateway.rig import CHAT, Worker, chat, cluster, error_code, post
 from tests.net.rig import peer, run
 
-from forebay.core.model import TenancySpec
+from forebay.core.model import Limits, TenancySpec
 from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
 from forebay.gateway.serve import PRIVATE_LIMITS
 from forebay.registry.keys import change_keys
@@ -144,5 +144,21 @@ def test_where_keys_are_required_an_origin_does_not_matter(tmp_path: Path) -> No
     async def main() -> None:
         async with cluster(tmp_path, Worker(), tenancy=door(tmp_path)) as front:
             assert (await front.ask(post(chat(), CHAT, GOOD, b"origin: https://app.example"))).status == 200
+
+    run(main())
+
+
+def test_a_page_that_may_use_the_gateway_can_read_why_the_listener_rejected_its_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits, origins = Limits(body_bytes_max=2000), ("https://app.example",)
+        async with cluster(tmp_path, Worker(), cors_origins=origins, limits=limits) as front:
+            for origin, allowed in (
+                (b"https://app.example", b"https://app.example"),
+                (b"https://other.example", None),
+            ):
+                answer = await front.ask(post(bytes(3000), CHAT, b"origin: " + origin))
+                assert answer.status == 413
+                assert answer.headers.get(b"access-control-allow-origin") == allowed
+                assert answer.headers[b"vary"] == b"origin"
 
     run(main())

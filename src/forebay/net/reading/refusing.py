@@ -39,9 +39,9 @@ def target_in(data: bytes) -> bytes:
     return words[1] if len(words) == 3 and words[1].startswith(b"/") else b""
 
 
-def refusal_answer(refusal: Refusal, target: bytes, date: bytes, request_id: bytes = b"") -> bytes:
+def refusal_answer(refusal: Refusal, target: bytes, lines: bytes, request_id: bytes = b"") -> bytes:
     """The whole response, after which the connection closes, in the error format of the API that `target` belongs
-    to."""
+    to. `lines`: header lines to begin with, the date among them."""
     path = target.partition(b"?")[0].decode("latin-1")
     body = error_body(refusal, path)
     headers = [http1.JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
@@ -49,4 +49,4 @@ def refusal_answer(refusal: Refusal, target: bytes, date: bytes, request_id: byt
         headers += id_headers(request_id, path)
     if refusal.code is Code.BODIES_LIMIT:
         headers += [(b"retry-after", b"%d" % BACK_IN_S), RETRYABLE]
-    return b"%b%b%b\r\n%b" % (http1.status_line(TABLE[refusal.code].status), date, http1.fields(headers), body)
+    return b"%b%b%b\r\n%b" % (http1.status_line(TABLE[refusal.code].status), lines, http1.fields(headers), body)
