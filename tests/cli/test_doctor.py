@@ -11,16 +11,17 @@ from tests.cli.conftest import Run
 from forebay.cli.doctor import Check, State, check_disk, check_extra, check_gpu, check_port, memory_available
 
 
-def test_a_free_port_is_fine_and_a_taken_one_names_its_setting() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_free_port_is_fine_and_a_taken_one_names_its_setting(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
+        taken.bind((host, 0))
         port = taken.getsockname()[1]
         taken.listen()
-        found = check_port("gateway.port", "127.0.0.1", port)
+        found = check_port("gateway.port", host, port)
 
     assert found.state is State.MISSING
     assert "gateway.port" in found.advice
-    assert check_port("gateway.port", "127.0.0.1", port).state is State.OK
+    assert check_port("gateway.port", host, port).state is State.OK
 
 
 @pytest.mark.parametrize(

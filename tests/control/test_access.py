@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from forebay.control.changes import effects
 from forebay.control.plan import Artifact, Places, Plan, make_plan
@@ -21,6 +22,19 @@ def plan(folder: Path, gateway: dict[str, Any], *tenants: dict[str, Any]) -> Pla
 
 def specs(made: Plan) -> list[GatewaySpec]:
     return [slot.spec for slot in made.gateways if isinstance(slot.spec, GatewaySpec)]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080"),
+        ("0.0.0.0", "http://127.0.0.1:8080"),
+        ("::1", "http://[::1]:8080"),
+        ("::", "http://[::1]:8080"),
+    ],
+)
+def test_the_url_of_the_gateway_is_one_that_this_machine_can_open(tmp_path: Path, host: str, url: str) -> None:
+    assert plan(tmp_path, {"host": host, "auth": "open"}).gateway_url == url
 
 
 def test_gateway_without_auth_has_no_tenancy(tmp_path: Path) -> None:

@@ -3,6 +3,12 @@
 from forebay.wire import http1
 
 
+def test_an_ipv6_address_is_in_brackets_where_a_port_follows() -> None:
+    assert http1.authority("127.0.0.1", 80) == "127.0.0.1:80"
+    assert http1.authority("gateway.example", 8080) == "gateway.example:8080"
+    assert http1.authority("::1", 8080) == "[::1]:8080"
+
+
 def test_an_empty_chunk_is_never_written_because_it_would_end_the_body() -> None:
     assert http1.chunk(b"") == b""
     assert http1.chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"

@@ -22,6 +22,7 @@ from forebay.core.model import TlsSpec
 from forebay.engines.tensor.gpus import BUILT_WITH_CUDA, computing, visible
 from forebay.net import tls
 from forebay.obs.clock import wall_s
+from forebay.wire.http1 import authority
 
 PYTHON_MIN = (3, 11)
 MEMORY_BYTES_MIN = 3 * 2**30
@@ -130,7 +131,7 @@ def check_disk(home: Path) -> Check:
 def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Check:
     """Free, used by Forebay, or used by another process."""
     name = f"port {port}"
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -141,7 +142,7 @@ def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Chec
     for path in ("/v1/status", "/livez"):
         try:
             # no secret is sent, so the server need not be authenticated
-            answer = httpx.get(f"{scheme}://{host}:{port}{path}", timeout=2, trust_env=False, verify=False)  # noqa: S501
+            answer = httpx.get(f"{scheme}://{authority(host, port)}{path}", timeout=2, trust_env=False, verify=False)  # noqa: S501
         except httpx.HTTPError:
             break
         if answer.status_code == 200 and (path == "/livez" or "models" in answer.text):

@@ -23,6 +23,7 @@ from forebay.core.revision import revision_id, spec_digest
 from forebay.core.scaling.settings import Scale
 from forebay.core.scaling.sharing import Limits as ReplicaLimits
 from forebay.core.tenancy import Tenant
+from forebay.wire.http1 import authority
 from forebay.wire.transcript import TEXT_BYTES_MAX
 
 LOAD_MARGIN_S = 60.0
@@ -220,8 +221,8 @@ def slot_of(base: Slot, index: int, artifact: Artifact | None, version: str) -> 
 
 
 def _url(gateway: GatewaySettings) -> str:
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host  # noqa: S104 - not bound here
-    return f"{'https' if gateway.tls else 'http'}://{host}:{gateway.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)  # noqa: S104 - not bound here
+    return f"{'https' if gateway.tls else 'http'}://{authority(host, gateway.port)}"
 
 
 def _tls(gateway: GatewaySettings) -> TlsSpec | None:

@@ -10,6 +10,7 @@ from forebay.control.loop import Controller, Phase
 from forebay.control.plan import PlannedModel
 from forebay.core.model import LoadReport, ReplicaState
 from forebay.core.reconcile import ObservedUnit, SlotState
+from forebay.wire.http1 import authority
 
 FOLLOW = "follow"
 """The phase of a controller that does not lead."""
@@ -172,7 +173,7 @@ def _common(control: Controller, s: SlotState, now: float, wall: float, scheme: 
         "id": s.id,
         "generation": s.generation,
         "pid": alive.pid if alive else None,
-        "url": f"{scheme}://{endpoint.host}:{endpoint.port}" if endpoint else "",
+        "url": f"{scheme}://{authority(endpoint.host, endpoint.port)}" if endpoint else "",
         "state": s.state,
         "why": s.why,
         "since": round(wall - (now - s.since), 3),

@@ -233,7 +233,7 @@ class _Parts:
                 raise NotStarted(_no_port(listen.grpc_host, listen.grpc_port, "gRPC", error)) from error
             except BadPair as error:  # the files were valid when the options were read
                 raise NotStarted(f"gRPC: {error}") from error
-            grpc = f"{listen.grpc_host}:{self._rpc.port}"
+            grpc = http1.authority(listen.grpc_host, self._rpc.port)
         return http, grpc, metrics
 
     async def _started(self, stop: asyncio.Event, watcher: Watcher) -> Sequence[str]:
@@ -273,9 +273,10 @@ async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
         await server.start(host, port)
     except OSError as error:
         raise NotStarted(_no_port(host, port, what, error)) from error
-    return f"{host}:{server.port}"
+    return http1.authority(host, server.port)
 
 
 def _no_port(host: str, port: int, what: str, error: OSError) -> str:
     reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
-    return f"cannot listen on {host}:{port} for {what}: {reason}; --{what.lower()}-port selects another (0: any)"
+    where = http1.authority(host, port)
+    return f"cannot listen on {where} for {what}: {reason}; --{what.lower()}-port selects another (0: any)"

@@ -24,6 +24,11 @@ for _size, _line in enumerate(_SIZE_LINES[1:], 1):
     _LONE_LINES[len(_line) + _size + len(CRLF)] = _line
 
 
+def authority(host: str, port: int) -> str:
+    """Host and port as in a URL: IPv6 addresses in brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def status_line(status: int) -> bytes:
     """The first line of a response; statuses without a registered phrase get an empty one."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status

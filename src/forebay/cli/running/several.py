@@ -28,6 +28,7 @@ from forebay.core.cluster import Cluster
 from forebay.obs.clock import wall_s
 from forebay.store.database import Store, StoreError
 from forebay.store.leadership import Leadership
+from forebay.wire.http1 import authority
 
 T = TypeVar("T")
 Artifacts = Mapping[str, Artifact]
@@ -81,7 +82,7 @@ class Several:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
         self._store: Store | None = None
         host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        url = f"http://{authority(host, port)}"
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         leadership = Leadership(self._opened, cluster.name, holder, url, cluster.control.lease_s)
         self._candidate = Candidate(leadership, places.epochs, url, self._note)

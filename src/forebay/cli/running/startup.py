@@ -11,6 +11,7 @@ from forebay.control.plan import Plan
 from forebay.control.status import Status, make_status
 from forebay.core.model import Task
 from forebay.obs.clock import wall_s
+from forebay.wire.http1 import authority
 
 SHOW_EVERY_S = 0.2
 STOPS = "Ctrl-C stops the cluster."
@@ -58,7 +59,7 @@ async def show(parts: Parts, screen: Screen, began: float, admin: tuple[str, int
         screen.line("  TLS         clients must use a name in the certificate, and trust its CA (curl --cacert)")
     screen.line(f"  access      {ACCESS[parts.plan.auth]}")
     asks = "; key required: forebay keys create --admin ROLE" if parts.reload.cluster.admin.auth == "keys" else ""
-    screen.line(f"  admin API   http://{admin[0]}:{admin[1]}/v1/status{asks}")
+    screen.line(f"  admin API   http://{authority(admin[0], admin[1])}/v1/status{asks}")
     screen.line(f"\n{_example(parts.plan)}\n")
     several = parts.control.leading is not None
     screen.line("Ctrl-C hands over to another controller, or stops the cluster." if several else STOPS, "dim")
