@@ -255,6 +255,28 @@ def test_invalid_ensembles_are_not_loaded_and_report_the_reason(tmp_path: Path) 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["outer", "inner", "around"])
+def test_an_ensemble_whose_steps_cannot_be_loaded_leaves_the_server_ready(tmp_path: Path, name: str) -> None:
+    chain(tmp_path)
+    write(tmp_path, "unreadable", "max_batch_size: many")
+    ensemble(tmp_path, "inner", [("nobody", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+    ensemble(tmp_path, "outer", [("inner", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+    ensemble(tmp_path, "around", [("unreadable", {"IN": "IN"}, {"OUT": "OUT"})], WHOLE)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server:
+            for _ in range(2):
+                with pytest.raises(Refused, match=f"load failed for model '{name}'"):
+                    await server.load(name, {})
+                assert server.ready
+        async with serving(tmp_path, startup=("inner",)) as server:
+            with pytest.raises(Refused, match="load failed for model"):
+                await server.load(name, {})
+            assert not server.ready, "a step was to be served from the start"
+
+    asyncio.run(main())
+
+
 def test_only_steps_for_requested_outputs_run(tmp_path: Path) -> None:
     chain(tmp_path)
     outputs = (

@@ -129,15 +129,15 @@ class Collection:
             raise Refused(Kind.INTERNAL, unread)
         if spec.number != LATEST:
             await self._check_version(name, spec.number)
-        before = self._models.get(name)
-        tried = before.versions if before is not None else []
-        wanted = before is not None and not before.dismissed and bool(tried or before.reason)
+        before = {each: (model.versions, model.wanted) for each, model in self._models.items()}
         failed = await self._load({name: spec})
-        if name in failed:
-            model = self._models[name]
+        for each in failed:  # also of models that it depends on
+            model = self._models[each]
+            tried, wanted = before.get(each, ([], False))
             if not wanted and model.versions == tried:  # nothing was tried, so server readiness must not change
                 model.dismissed = True
-                model.reason = model.reason if name in self._found else ""
+                model.reason = model.reason if each in self._found else ""
+        if name in failed:
             raise Refused(Kind.INVALID_ARGUMENT, f"load failed for model '{name}': {failed[name]}\n")
 
     async def _check_version(self, name: str, number: int) -> None:

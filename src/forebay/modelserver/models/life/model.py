@@ -51,6 +51,11 @@ class Model:
         """Ready versions, ascending."""
         return [version for version in self.versions if version.state is State.READY]
 
+    @property
+    def wanted(self) -> bool:
+        """Whether it should be served, or was tried: it affects server readiness."""
+        return not self.dismissed and bool(self._versions or self.reason)
+
     def find(self, number: int) -> Version:
         """The version with that number, or the latest ready one (-1). Raises `Refused` with Triton's texts."""
         if number == LATEST:
