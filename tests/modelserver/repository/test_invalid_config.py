@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from tests.modelserver.repository.models import problems
 
+from forebay.modelserver.repository.values import Rules
+
 WRONG = [
     (
         "name: 'other'",
@@ -106,7 +108,8 @@ WRONG = [
     ),
     (
         "instance_group { kind: KIND_CPU gpus: 0 }",
-        "instance_group[0].gpus: given, but the kind is KIND_CPU",
+        "instance_group[0].gpus: found [0], but the kind is KIND_CPU; KIND_AUTO becomes that unless all of them can "
+        "be used, and the GPUs here are []",
     ),
     (
         "instance_group { profile: '0' }",
@@ -228,3 +231,14 @@ def test_invalid_configuration_reports_field_found_and_allowed_values(
     tmp_path: Path, config: str, problem: str
 ) -> None:
     assert problems(tmp_path, config) == [problem]
+
+
+@pytest.mark.parametrize(("gpus", "named"), [((), "[0]"), ((0, 1), "[0, 7]")])
+def test_gpus_that_are_named_but_not_there_are_not_replaced_by_the_cpu(
+    tmp_path: Path, gpus: tuple[int, ...], named: str
+) -> None:
+    (problem,) = problems(tmp_path, f"instance_group {{ gpus: {named} }}", rules=Rules(gpus=gpus))
+    assert problem.startswith(
+        f"instance_group[0].gpus: found {named}, but the kind is KIND_CPU; KIND_AUTO becomes that"
+    )
+    assert problem.endswith(f"the GPUs here are {list(gpus)}")

@@ -258,7 +258,7 @@ def test_backend_platform_and_file_name_are_inferred_from_each_other(
         ("", InstanceGroup("m", InstanceKind.GPU, gpus=(0, 1))),
         ("instance_group { count: 3 }", InstanceGroup("m_0", InstanceKind.GPU, 3, gpus=(0, 1))),
         ("instance_group { kind: KIND_GPU gpus: 1 }", InstanceGroup("m_0", InstanceKind.GPU, gpus=(1,))),
-        ("instance_group { gpus: 7 }", InstanceGroup("m_0", InstanceKind.CPU)),
+        ("instance_group { gpus: 1 }", InstanceGroup("m_0", InstanceKind.GPU, gpus=(1,))),
         ("instance_group { kind: KIND_MODEL }", InstanceGroup("m_0", InstanceKind.MODEL)),
     ],
 )

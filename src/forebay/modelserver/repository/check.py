@@ -209,7 +209,9 @@ def _instances(message: Message, problems: Problems, rules: Rules) -> None:
         elif group.kind == group.KIND_GPU and absent:
             problems.add(f"{path}.gpus", f"found {absent}, but the GPUs here are {list(gpus)}")
         elif group.kind != group.KIND_GPU and group.gpus:
-            problems.add(f"{path}.gpus", f"given, but the kind is {enum_name(group, 'kind')}")
+            auto = f"; KIND_AUTO becomes that unless all of them can be used, and the GPUs here are {list(gpus)}"
+            text = f"found {list(group.gpus)}, but the kind is {enum_name(group, 'kind')}"
+            problems.add(f"{path}.gpus", text + auto * (group.kind == group.KIND_CPU))
         if group.profile:
             problems.add(f"{path}.profile", "only TensorRT models have this, and they are not served here")
         if group.secondary_devices:

@@ -107,10 +107,8 @@ def _instances(message: Message, gpus: tuple[int, ...]) -> None:
         kinds = type(group)
         group.name = group.name or f"{message.name}_{index}"
         if group.kind == kinds.KIND_AUTO:
-            usable = bool(gpus) and set(group.gpus) <= set(gpus)
-            group.kind = kinds.KIND_GPU if usable else kinds.KIND_CPU
-            if not usable:
-                del group.gpus[:]
+            # GPUs that are named but cannot be used stay, and are rejected by `check`, as in Triton
+            group.kind = kinds.KIND_GPU if gpus and set(group.gpus) <= set(gpus) else kinds.KIND_CPU
         if group.kind == kinds.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
         if group.count < 1:
