@@ -15,7 +15,7 @@ from forebay.core.deploy.slots import Held, with_stable
 from forebay.core.model import Split
 from forebay.gateway.rollout import arms
 from forebay.gateway.scheduling import scheduler
-from forebay.gateway.scheduling.choosing import among
+from forebay.gateway.scheduling.choosing import choose_replica
 from forebay.sim.full.chaos import chaos
 from forebay.sim.full.profile import draw
 
@@ -80,7 +80,7 @@ def lets_the_canary_help_out(patch: pytest.MonkeyPatch) -> None:
     def wrong(own: Any, relay: Any, split: Any) -> Any:
         if relay.side is None or relay.side.rollout != split.rollout:
             relay.side = arms._side_for(relay, split)
-        return among(own, relay, relay.tried)
+        return choose_replica(own, relay, relay.tried)
 
     patch.setattr(scheduler, "choose_by_arm", wrong)
 
