@@ -151,7 +151,7 @@ class TritonPythonModel:
         return responses
 """
 _IDENTITY = """
-            if inputs[0].as_numpy() is None:
+            if inputs[0].triton_dtype() == 14:  # BF16
                 outputs = [pb_utils.Tensor.from_dlpack('Y', inputs[0])]
             else:
                 outputs = [pb_utils.Tensor('Y', inputs[0].as_numpy())]

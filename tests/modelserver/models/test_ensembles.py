@@ -9,6 +9,7 @@ from tests.modelserver.models.rig import BATCH_SIZE, IO, config, ensemble, numbe
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import Tensor
 
 ONE = tensor("IN", [[1.0]])
 ADD = """
@@ -346,6 +347,34 @@ def test_model_calls_return_results_and_errors(tmp_path: Path) -> None:
             assert "Model 'nobody' is not ready" in (await server.ask("calls", tensor("IN", [[-1.0]])).error()).text
             assert "too much" in (await server.ask("calls", tensor("IN", [[500.0]])).error()).text
             assert server.statistics("double", "")[0].success.count == 5
+
+    asyncio.run(main())
+
+
+def test_models_call_models_of_bf16(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    same = "    def answer(self, request):\n        tensor = pb_utils.get_input_tensor_by_name(request, 'IN')\n"
+    give = "pb_utils.Tensor.from_dlpack('OUT', tensor.to_dlpack())"
+    calls = (
+        same
+        + """
+        asked = pb_utils.InferenceRequest(model_name="same", requested_output_names=["OUT"],
+                                          inputs=[pb_utils.Tensor.from_dlpack("IN", tensor.to_dlpack())])
+        answer = asked.exec()
+        return pb_utils.InferenceResponse(answer.output_tensors(), error=answer.error())
+"""
+    )
+    bf16 = config().replace("TYPE_FP32", "TYPE_BF16")
+    write(tmp_path, "same", bf16, f"{same}        return pb_utils.InferenceResponse([{give}])\n")
+    write(tmp_path, "calls", bf16, calls)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            answer = await server.ask("calls", Tensor("IN", Datatype.BF16, (1, 2), b"\x80\x3f\x00\x40")).one()
+            assert answer.error is None, answer.error.text
+            assert [(each.datatype, bytes(each.data)) for each in answer.outputs] == [
+                (Datatype.BF16, b"\x80\x3f\x00\x40")
+            ]
 
     asyncio.run(main())
 

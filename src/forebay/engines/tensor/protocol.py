@@ -36,6 +36,8 @@ class Request(msgspec.Struct):
     timeout_us: int = 0
     priority: int = 0
     cancelled: Callable[[], bool] = lambda: False
+    bf16: frozenset[str] = frozenset()
+    """In calls of other models, whose configuration the caller does not have: which inputs are BF16."""
 
 
 class Stack(Sequence[Request]):
@@ -98,6 +100,8 @@ class Response(msgspec.Struct):
     parameters: Mapping[str, Parameter] = {}
     reschedule: bool = False
     """Not a response: the request of an iterative sequence should come again in a later batch."""
+    bf16: frozenset[str] = frozenset()
+    """In the response to a call of another model: which outputs are BF16."""
 
 
 class Rows(Sequence[Response]):

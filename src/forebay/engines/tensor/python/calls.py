@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final, Protocol
 
+from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind
 from forebay.engines.tensor.arrays import datatype_of
 from forebay.engines.tensor.protocol import Act, Array, CallModel, Emit, Parameter, Request, Response
@@ -262,6 +263,7 @@ class InferenceRequest:
             start=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             end=bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
             timeout_us=self._timeout_us,
+            bf16=frozenset(tensor.name() for tensor in self._inputs if tensor.datatype is Datatype.BF16),
         )
 
 
@@ -471,7 +473,7 @@ def _read(response: Response) -> InferenceResponse:
         return InferenceResponse(error=TritonError(response.error, number))
     tensors = []
     for name, array in response.outputs.items():
-        datatype = datatype_of(array)
+        datatype = Datatype.BF16 if name in response.bf16 else datatype_of(array)
         assert datatype is not None  # it comes from the server, which has validated it
         tensors.append(Tensor.of(name, array, datatype))
     return InferenceResponse(tensors, parameters=response.parameters)

@@ -102,7 +102,7 @@ class _Capsule:
 class Tensor:
     """A named array."""
 
-    __slots__ = ("_array", "_datatype", "_name")
+    __slots__ = ("_array", "_name", "datatype")
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
@@ -115,31 +115,35 @@ class Tensor:
                 f"Tensor '{name}' has elements of {numpy_array.dtype}, which is not supported."
             )
         self._name = name
-        self._datatype = datatype
+        self.datatype = datatype
         self._array = numpy_array if datatype is Datatype.BYTES else plain(numpy_array)
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: Datatype) -> "Tensor":
         """A tensor received from the server."""
         made = cls.__new__(cls)
-        made._name, made._array, made._datatype = name, array, datatype
+        made._name, made._array, made.datatype = name, array, datatype
         return made
 
     def name(self) -> str:
         """Name of the tensor."""
         return self._name
 
-    def as_numpy(self) -> Array | None:
-        """The array, not a copy; None for BF16, which numpy does not have: see `to_dlpack`."""
-        return None if self._datatype is Datatype.BF16 else self._array
+    def as_numpy(self) -> Array:
+        """The array, not a copy. Raises `TritonModelException` for BF16, which numpy does not have."""
+        if self.datatype is Datatype.BF16:
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        return self._array
 
     def data(self) -> Array:
         """The array in the server's form."""
-        return as_bytes(self._array) if self._datatype is Datatype.BYTES else self._array
+        return as_bytes(self._array) if self.datatype is Datatype.BYTES else self._array
 
     def triton_dtype(self) -> int:
         """The element type, as numbered in Triton's C API."""
-        return NUMBERS[self._datatype]
+        return NUMBERS[self.datatype]
 
     def shape(self) -> list[int]:
         """The size of each dimension."""
@@ -151,11 +155,11 @@ class Tensor:
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule of the tensor's memory."""
-        if self._datatype is Datatype.BYTES:
+        if self.datatype is Datatype.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         # numpy exports no read-only arrays
         array = self._array if self._array.flags.writeable else self._array.copy()
-        if self._datatype is Datatype.BF16:
+        if self.datatype is Datatype.BF16:
             torch = _torch("tensors with elements of BF16")
             return torch.from_numpy(array).view(torch.bfloat16).__dlpack__()
         return array.__dlpack__()

@@ -60,7 +60,7 @@ def replies(
 
 def ask(channel: Channel[ToChild], request: Request) -> tuple[Ask, Parcel]:
     """Encode a request to another model. Raises `BadTensor`."""
-    tensors = _tensors(request.inputs, {})
+    tensors = _tensors(request.inputs, dict.fromkeys(request.bf16, Datatype.BF16))
     parcel = channel.parcel(sum(tensor[4] + ALIGN for tensor in tensors))
     told = Ask(
         plain(request.id),

@@ -143,7 +143,8 @@ class Child:
         response = Response()
         if reply is not None:
             outputs = {piece.name: array_of(piece, parts[piece.part]) for piece in reply.outputs}
-            response = Response(outputs, error=reply.error, kind=reply.kind, parameters=reply.parameters)
+            bf16 = frozenset(piece.name for piece in reply.outputs if piece.datatype is Datatype.BF16)
+            response = Response(outputs, error=reply.error, kind=reply.kind, parameters=reply.parameters, bf16=bf16)
         on_response(response, final)
 
 
