@@ -86,6 +86,23 @@ def test_grey_becomes_colours_that_are_grey(mode: str) -> None:
     assert pixels[16, [8, 56]].tolist() == [[0, 0, 0], [255, 255, 255]]
 
 
+@pytest.mark.parametrize(
+    ("levels", "greys"),
+    [
+        (np.float32([0, 0.2, 1]), [0, 51, 255]),
+        (np.float32([0, 51, 255]), [0, 51, 255]),
+        (np.float32([0, 200, 1000]), [0, 51, 255]),
+        (np.float32([np.nan, -3, 1]), [0, 0, 255]),
+        (np.float32([0, 0, 0]), [0, 0, 0]),
+        (np.int32([-5, 200, 1000]), [0, 51, 255]),
+    ],
+)
+def test_grey_with_fractions_or_signs_is_not_black(levels: "np.ndarray[Any, Any]", greys: list[int]) -> None:
+    pixels = imaging.decode(stored(Image.fromarray(np.tile(levels, (2, 1))), "TIFF")).pixels
+
+    assert pixels[0].tolist() == [[grey] * 3 for grey in greys]
+
+
 def test_what_is_transparent_is_white() -> None:
     image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
 

@@ -61,10 +61,15 @@ def check(size):
 
 
 def opaque(image):
-    """RGB; transparency is put on white, and grey with more than 8 bits is scaled to 8 by its maximum."""
-    if image.mode.startswith("I"):
-        levels = np.asarray(image, np.float32)
-        return Image.fromarray((levels / max(levels.max(), 255) * 255).astype(np.uint8)).convert("RGB")
+    """RGB; transparency is put on white, and grey with more than 8 bits is scaled to 8 by its maximum.
+
+    Floats of at most 1 are shares of white; negative values and NaN are black.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        levels = np.nan_to_num(np.asarray(image, np.float32)).clip(0)
+        brightest = levels.max()
+        white = 1 if image.mode == "F" and brightest <= 1 else max(brightest, 255)
+        return Image.fromarray((levels / white * 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
