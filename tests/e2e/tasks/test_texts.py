@@ -111,6 +111,12 @@ def test_names_are_found_where_they_stand(served: Served) -> None:
     assert [each.decode() for each in result.as_numpy("LABEL")[0]] == [kind for _, kind in ENTITIES]
 
 
+def test_a_text_that_is_too_long_to_find_names_in_is_named(served: Served) -> None:
+    status, error = served.refused("/v1/classify", model="entities-en", input=["fine"] * 5 + ["x" * 100_001])
+    assert (status, error["param"]) == (400, "input[5]")
+    assert "100001 characters; this model takes at most 100000" in error["message"]
+
+
 def test_files_are_told_by_their_bytes(served: Served) -> None:
     source = Path(tabular.__file__).read_bytes()
     blobs = [source, b'{"a": 1}\n{"a": 2}\n{"a": 3}\n' * 10, gzip.compress(source * 3, mtime=0)]

@@ -36,14 +36,15 @@ class TritonPythonModel:
 
     def texts(self, tensor):
         """The texts of a request, or what is wrong with them."""
-        try:
-            texts = [each.decode() for each in tensor.as_numpy()[:, 0]]
-        except UnicodeDecodeError as error:
-            return pb.TritonError(f"a text is not UTF-8: {error}", pb.TritonError.INVALID_ARG)
-        longest = max(map(len, texts))
-        if longest > CHARS_MAX:
-            text = f"a text has {longest} characters; this model takes at most {CHARS_MAX}"
-            return pb.TritonError(text, pb.TritonError.INVALID_ARG)
+        texts = []
+        for row, data in enumerate(tensor.as_numpy()[:, 0]):
+            try:
+                texts.append(data.decode())
+            except UnicodeDecodeError as error:
+                return pb.TritonError(f"input[{row}]: it is not UTF-8: {error}", pb.TritonError.INVALID_ARG)
+            if len(texts[row]) > CHARS_MAX:
+                text = f"input[{row}]: it has {len(texts[row])} characters; this model takes at most {CHARS_MAX}"
+                return pb.TritonError(text, pb.TritonError.INVALID_ARG)
         return texts
 
     def answer(self, rows):
