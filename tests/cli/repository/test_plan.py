@@ -39,7 +39,7 @@ def test_plan_from_options(wish: ServerOptions) -> None:
             cache_config="local,size=1M", rate_limit="execution_count", rate_limit_resource=["R:2"],
             strict_model_config="true", allow_grpc="false",
             host_policy=["n,cpu-cores=0-1", "n,numa-node=1", "g,gpus=MIG-1,MIG-2"],
-            backend_config=["x,y=z", ",default-max-batch-size=9"],
+            backend_config=["x,y=z", "default-max-batch-size=9", "onnxruntime,default-max-batch-size=2"],
             exit_on_error="false",
             metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"],
             max_string_elements=9, http_max_json_output_size="1M",
@@ -52,6 +52,7 @@ def test_plan_from_options(wish: ServerOptions) -> None:
     assert (options.hang_s, options.rss_bytes_max) == (5.0, 2 * 2**30)
     assert (options.limited, options.amounts) == (True, (Amount("R", 2),))
     assert (options.rules.auto_complete, options.rules.max_batch_default) == (False, 9)
+    assert options.rules.max_batch_of == {"onnxruntime": 2}
     assert (plan.latencies.summaries, plan.latencies.quantiles) == (True, (0.5, 0.999))
     assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)
     assert (options.hosts["g"].gpus, options.rules.gpus) == (("MIG-1", "MIG-2"), (0, 1))
@@ -74,7 +75,9 @@ def test_plan_from_options(wish: ServerOptions) -> None:
         ({"rate_limit_resource": ["R"]}, "--rate-limit-resource: found 'R'; expected NAME:COUNT"),
         ({"host_policy": ["n,colour=red"]}, "--host-policy: found 'n,colour=red'"),
         ({"host_policy": ["n,cpu-cores=x"]}, "--host-policy: found 'x'; expected CPUs"),
-        ({"backend_config": [",default-max-batch-size=x"]}, "--backend-config: found 'x'; expected a whole number"),
+        ({"backend_config": ["default-max-batch-size=x"]}, "--backend-config: found 'x'; expected a whole number"),
+        ({"backend_config": [",x=y"]}, "--backend-config: found ',x=y'; expected BACKEND,NAME=VALUE, or NAME=VALUE"),
+        ({"backend_config": ["python,x"]}, "--backend-config: found 'python,x'; expected BACKEND,NAME=VALUE"),
         ({"trace_config": ["level=LOUD"]}, "--trace-config: found 'level=LOUD'"),
         ({"trace_config": ["opentelemetry,url=x"]}, "--trace-config: found 'opentelemetry,url=x'"),
         ({"trace_config": ["level=TENSORS"]}, "--trace-config: trace file name is not given"),

@@ -72,12 +72,15 @@ def test_tritonserver_command_line_is_accepted(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(run, "run_server", start)
     words = ["serve", "--repository", str(tmp_path), "--log-info", "false", "--log-format", "ISO8601", "--id", "me"]
-    words += ["--model-namespacing", "false"]
+    words += ["--model-namespacing", "false", "--backend-config=default-max-batch-size=8"]
+    settings = ["python,shm-default-byte-size=1048576", "tensorflow,version=2"]
+    words += [f"--backend-config={each}" for each in settings]
     result = CliRunner().invoke(app, [*words, *(word for pair in IDLE.items() for word in pair)])
     assert result.exit_code == 0, result.output
-    _, settings, _, idle = seen
-    assert sorted(idle) == sorted(IDLE)
-    logs = settings.document()
+    plan, log, _, idle = seen
+    assert sorted(idle) == sorted([*IDLE, *(f"--backend-config {each}" for each in settings)])
+    assert plan.models.rules.max_batch_default == 8
+    logs = log.document()
     assert (logs["log_info"], logs["log_warning"], logs["log_format"]) == (False, True, "ISO8601")
 
 

@@ -70,6 +70,12 @@ def test_max_batch_size_from_file_configuration_and_default(
     assert len(got.inputs[0].dims) == (3 if got.max_batch else 4)
 
 
+@pytest.mark.parametrize(("backend", "expected"), [("onnxruntime", 2), ("openvino", 9)])
+def test_how_much_a_model_batches_may_be_said_for_its_backend(tmp_path: Path, backend: str, expected: int) -> None:
+    rules = Rules(max_batch_default=9, max_batch_of={"onnxruntime": 2})
+    assert completed(tmp_path, f"backend: '{backend}'", BATCHING, rules).config.max_batch == expected
+
+
 def test_model_with_a_fixed_first_dimension_does_not_batch(tmp_path: Path) -> None:
     got = completed(tmp_path, None, FIXED).config
 

@@ -10,7 +10,7 @@ from forebay.cli import settings
 from forebay.cli.options import with_fields
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions, SingleModelOptions, Source
-from forebay.cli.repository.triton import TritonOptions, check, idle_options, log_changes
+from forebay.cli.repository.triton import TritonOptions, check, idle_options, idle_settings, log_changes
 from forebay.cli.settings import WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def serve(
     check(triton)
     log = LogSettings(file=triton.log_file, verbose=triton.log_verbose)
     log.change(log_changes(triton))
-    raise typer.Exit(run_server(plan_of(server, grpc, triton), log, settings.screen(), idle_options(triton)))
+    idle = [*idle_options(triton), *idle_settings(server.backend_config or ())]
+    raise typer.Exit(run_server(plan_of(server, grpc, triton), log, settings.screen(), idle))
 
 
 def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:

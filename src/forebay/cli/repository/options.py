@@ -92,7 +92,10 @@ class ServerOptions:
     backend_config: Annotated[
         list[str] | None,
         in_panel(
-            _WHAT, metavar="BACKEND,NAME=VALUE", help="Only default-max-batch-size has an effect.", show_default=False
+            _WHAT,
+            metavar="[BACKEND,]NAME=VALUE",
+            help="Only default-max-batch-size has an effect; without BACKEND, on models of all backends.",
+            show_default=False,
         ),
     ] = None
     allow_pickle: Annotated[

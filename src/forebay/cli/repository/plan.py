@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from forebay import __version__
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions
-from forebay.cli.repository.triton import TritonOptions, trace_pairs
+from forebay.cli.repository.triton import BATCH_DEFAULT, TritonOptions, backend_settings, trace_pairs
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
@@ -130,10 +130,12 @@ def _tls(given: GrpcOptions) -> RpcTls:
 def _options(given: ServerOptions, triton: TritonOptions) -> Options:
     hosts = _host_policies(given.host_policy or ())
     gpus = visible(os.environ)
+    batches = _default_batches(given.backend_config or ())
     rules = Rules(
         gpus=tuple(range(max((len(gpus), *(len(host.gpus) for host in hosts.values()))))),
         gpu_backends=computing(),
-        max_batch_default=_default_batch(given.backend_config or ()),
+        max_batch_default=batches.pop("", Rules().max_batch_default),
+        max_batch_of=batches,
         auto_complete=not (given.disable_auto_complete_config or _on(given.strict_model_config)),
         allow_pickle=frozenset(given.allow_pickle or ()),
         config_name=given.model_config_name,
@@ -256,14 +258,13 @@ def _quantiles(pair: str, text: str) -> tuple[float, ...]:
     raise _wrong("--metrics-config", pair, "expected QUANTILE:ERROR,…, such as 0.5:0.05,0.99:0.001")
 
 
-def _default_batch(pairs: Sequence[str]) -> int:
-    found = Rules().max_batch_default
-    for pair in pairs:
-        setting = pair.partition(",")[2]
-        name, _, value = setting.partition("=")
-        if name == "default-max-batch-size":
-            found = _read("--backend-config", _natural, value)
-    return found
+def _default_batches(pairs: Sequence[str]) -> dict[str, int]:
+    """The default batch size by backend; empty: of all others."""
+    return {
+        backend: _read("--backend-config", _natural, value)
+        for backend, name, value in backend_settings(pairs)
+        if name == BATCH_DEFAULT
+    }
 
 
 def _cache_bytes(config: str | None, legacy: int) -> int:

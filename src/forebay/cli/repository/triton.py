@@ -90,6 +90,8 @@ class TritonOptions:
     vertex_ai_default_model: Text = None
 
 
+BATCH_DEFAULT: Final = "default-max-batch-size"
+"""The only setting of backends that has an effect."""
 _REFUSED: Final = ("http_restricted_api", "grpc_restricted_protocol")
 _USED: Final = (*_REFUSED, "trace_level")
 """Of the options that default to None."""
@@ -99,6 +101,25 @@ def idle_options(given: TritonOptions) -> Sequence[str]:
     """Options that were given but have no effect."""
     names = [each.name for each in fields(given) if each.default is None and each.name not in _USED]
     return [_option(name) for name in names if getattr(given, name) not in (None, [])]
+
+
+def backend_settings(pairs: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Backend (empty: all), name and value of each --backend-config. Raises `UserError`."""
+    found = []
+    for pair in pairs:
+        backend, comma, setting = pair.partition(",") if "," in pair else ("", "", pair)
+        name, equals, value = setting.partition("=")
+        if not name or not equals or (comma and not backend):
+            expected = "expected BACKEND,NAME=VALUE, or NAME=VALUE for all backends"
+            raise UserError(f"--backend-config: found {pair!r}; {expected}", WRONG_USAGE)
+        found.append((backend, name, value))
+    return found
+
+
+def idle_settings(pairs: Sequence[str]) -> Sequence[str]:
+    """Settings of backends that were given but have no effect. Raises `UserError`."""
+    settings = zip(pairs, backend_settings(pairs), strict=True)
+    return [f"--backend-config {pair}" for pair, (_, name, _) in settings if name != BATCH_DEFAULT]
 
 
 def check(given: TritonOptions) -> None:

@@ -62,7 +62,8 @@ def _from_model(message: Message, config: ModelConfig) -> None:
 
 def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rules) -> None:
     if rules.auto_complete and not (message.input and message.output):
-        _batches(message, loaded, problems, rules.max_batch_default)
+        most = rules.max_batch_of.get(message.backend, rules.max_batch_default)
+        _batches(message, loaded, problems, most)
     sequences = message.sequence_batching
     fed = {tensor.name for tensor in sequences.control_input} | {state.input_name for state in sequences.state}
     fed |= _made(message, loaded, problems)

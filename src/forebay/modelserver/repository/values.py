@@ -39,6 +39,8 @@ class Rules:
     """Backends that can use them."""
     max_batch_default: int = 4
     """`max_batch_size` of models that can batch and do not set it; Triton's `default-max-batch-size`."""
+    max_batch_of: Mapping[str, int] = field(default_factory=dict)
+    """The same for single backends."""
     auto_complete: bool = True
     """False: a model needs a complete configuration."""
     allow_pickle: frozenset[str] = frozenset()
