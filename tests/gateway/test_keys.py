@@ -27,7 +27,7 @@ from tests.gateway.rig import (
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.admission import Band
-from forebay.core.model import RecordsSpec, Snapshot, TenancySpec
+from forebay.core.model import RecordsSpec, Snapshot, Task, TenancySpec
 from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
 from forebay.net.server import Exchange, Handler
 from forebay.registry.keys import change_keys
@@ -212,6 +212,29 @@ def test_long_answers_at_the_same_time_do_not_exceed_a_limit_of_tokens(tmp_path:
             over = await front.ask(post(chat(max_tokens=2500), CHAT, BEARER))
             assert (over.status, error_code(over)) == (429, "rate_limit_exceeded")
             assert b"`max_tokens`" in over.body
+
+    run(main())
+
+
+@pytest.mark.parametrize("task", [Task.EMBED, Task.CHAT])
+def test_a_model_that_generates_no_tokens_has_none_reserved(tmp_path: Path, task: Task) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        worker, tenancy = Worker(held.append), spec(tmp_path)
+        limited = replace(tenancy, tenants=(replace(TEAM, limits=Quota(tokens_per_min=300)),))
+        path, body = (b"/v1/embeddings", b'{"model":"chat","input":"hi"}') if task is Task.EMBED else (CHAT, chat())
+        async with (
+            working(worker),
+            fronting(tmp_path, routes(worker, base=replace(ROUTES, task=task)), tenancy=limited) as front,
+            asyncio.TaskGroup() as group,
+        ):
+            await ready(front)
+            asked = [group.create_task(front.ask(post(body, path, BEARER))) for _ in range(6)]
+            sent = 6 if task is Task.EMBED else 1
+            await until(lambda: len(held) == sent and sum(task.done() for task in asked) == 6 - sent)
+            for exchange in held:
+                whole(exchange)
 
     run(main())
 

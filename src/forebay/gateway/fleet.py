@@ -56,7 +56,7 @@ class Served:
         self.leaving: list[Link] = []
         """Replicas that control has removed, with attempts in flight."""
         self.pricing = Pricing(PrefixIndex())
-        self.lengths = Lengths()
+        self.lengths = Lengths() if routes.task is _CHAT else Lengths(0.0)
         self.running = [0] * len(Band)
         """Attempts in flight, by band."""
         self.urgent_at = float("-inf")

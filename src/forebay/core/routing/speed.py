@@ -74,13 +74,16 @@ class Line:
 
 
 class Lengths:
-    """Prompt and response lengths of one model: exponentially weighted means of the replicas' token counts."""
+    """Prompt and response lengths of one model: exponentially weighted means of the replicas' token counts.
 
-    __slots__ = ("_longest", "_samples", "output_tokens", "pace_s", "prompt_tokens", "tokens_per_byte")
+    `output_tokens`: what is assumed of responses until one is complete; 0 for models that generate no tokens.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_assumed", "_longest", "_samples", "output_tokens", "pace_s", "prompt_tokens", "tokens_per_byte")
+
+    def __init__(self, output_tokens: float = OUTPUT_TOKENS) -> None:
         self.tokens_per_byte = TOKENS_PER_BYTE
-        self.output_tokens = OUTPUT_TOKENS
+        self.output_tokens = self._assumed = output_tokens
         self.pace_s = PACE_S
         """Time per output token, seconds."""
         self.prompt_tokens = PROMPT_TOKENS
@@ -104,7 +107,7 @@ class Lengths:
 
     def longest_tokens(self, tenant: str) -> float:
         """About the longest recent response to a tenant's requests without a length limit."""
-        return self._longest.get(tenant, OUTPUT_TOKENS)
+        return self._longest.get(tenant, self._assumed)
 
     def learn_pace(self, seconds: float) -> None:
         """A response took `seconds` per output token."""
