@@ -202,7 +202,7 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
         console.print(view(msgspec.convert(STATUS, Status)))
     shown = captured.get()
 
-    for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456", "quarantined", "gateway-0"):
+    for words in ("1/2 ready", "chat-0", "3/32", "25%", "127.0.0.1:8080", "0123456789ab", "quarantined", "gateway-0"):
         assert words in shown
     assert "it ended with code 1; restarts in 4.5 s" in shown
     assert "chat: m.gguf: it has another SHA-256" in shown

@@ -29,8 +29,6 @@ COLUMNS = ("", "state", "load", "kv", "pid", "address", "restarts", "revision")
 RIGHT = ("load", "kv", "pid", "restarts")
 WHOLE = (*RIGHT, "address")
 """Columns that are never truncated or wrapped, unlike the others."""
-REVISION_CHARS = 9
-"""Enough to tell revisions apart; `--json` has the full one."""
 
 
 PATH = "/v1/status"
@@ -79,7 +77,7 @@ def view(cluster: Status) -> RenderableType:
             ready.append(f" ({model.least} to {model.most})", "dim")
         if model.standby:
             ready.append(f", {model.standby} standby")
-        table.add_row(Text(model.name, style="bold"), ready, "", "", "", model.engine, "", _short(model.revision))
+        table.add_row(Text(model.name, style="bold"), ready, "", "", "", model.engine, "", model.revision or "-")
         for replica in model.replicas:
             table.add_row(*_replica(replica))
     table.add_row(Text("gateway", style="bold"))
@@ -106,10 +104,6 @@ def _leader(leader: LeaderStatus | None) -> str:
     return f"leader: the control at {leader.url}, epoch {leader.epoch}{f'; {waiting}' if leader.here else ''}"
 
 
-def _short(revision: str) -> str:
-    return revision[:REVISION_CHARS] or "-"
-
-
 def _unit(unit: UnitStatus, load: str, kv: str) -> tuple[str | Text, ...]:
     state = Text(unit.state, style=COLOURS.get(unit.state, ""))
     address = unit.url.rpartition("/")[2] or "-"
@@ -124,7 +118,7 @@ def _replica(replica: ReplicaStatus) -> tuple[str | Text, ...]:
         state = Text("standby", style="blue")
     if replica.grpc_port:
         address = f"{address} (gRPC {replica.grpc_port})"
-    return name, state, *unit, address, restarts, _short(replica.revision)
+    return name, state, *unit, address, restarts, replica.revision or "-"
 
 
 def _note(unit: UnitStatus) -> Text | None:
