@@ -27,6 +27,28 @@ def problems(text: str, models: str = MODELS) -> dict[str, str]:
     return found
 
 
+def test_a_rule_that_never_applies_is_a_problem() -> None:
+    found = problems(
+        """
+aliases: {other: small}
+routes:
+  - {name: auto, when: {header: {name: x}}, then: big}
+  - {name: auto, then: small}
+  - {name: auto, then: embed}
+  - {name: big, when: {}, then: other@r-1}
+  - {name: big, when: {header: {name: x}}, then: tiny}
+  - {name: auto, then: tiny}
+  - {name: auto, then: embed}
+"""
+    )
+
+    assert found == {
+        "routes[4]": 'a place before routes[3], which matches every request for "big"',
+        "routes[5]": 'a place before routes[1], which matches every request for "auto"',
+        "routes[6]": 'a place before routes[2], which matches every request for "auto"',
+    }
+
+
 def test_names_and_rules_become_what_gateways_know() -> None:
     cluster = load(
         MODELS

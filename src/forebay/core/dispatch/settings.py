@@ -73,6 +73,10 @@ class WhenSettings(Section):
         )
 
 
+UNCONDITIONAL: Final[tuple[dict[str, Any] | None, ...]] = (None, {}, WhenSettings().model_dump())
+"""What `when` is if a rule has no conditions."""
+
+
 class RouteSettings(Section):
     """A rule: requests for `name` that match `when` go to the model `then`. The first matching rule applies."""
 
@@ -178,6 +182,26 @@ def _route_conflicts(
             allowed = f"false, or a `price_per_mtok` for the model {model['name']}"
             yield Conflict(f"routes[{index}].when.within_max_cost", "true", allowed)
     yield from _open_ends(routes, last, models)
+    yield from _never_applied(routes, ends, models)
+
+
+def _never_applied(
+    routes: list[Mapping[str, Any]], ends: Mapping[str, str], models: Mapping[str, Any]
+) -> Iterator[Conflict]:
+    """Rules that never apply, as an earlier one matches every request of their name and task."""
+    first: dict[tuple[object, object], int] = {}
+    for index, route in enumerate(routes):
+        name, then = route.get("name"), route.get("then")
+        target = split(then)[0] if isinstance(then, str) else ""
+        model = models.get(ends.get(target, target))
+        if not isinstance(name, str) or model is None or model.get("task") not in list(Task):
+            continue
+        rule = name, model["task"]
+        if rule in first:
+            allowed = f'a place before routes[{first[rule]}], which matches every request for "{name}"'
+            yield Conflict(f"routes[{index}]", "a rule that never applies", allowed)
+        elif route.get("when") in UNCONDITIONAL:
+            first[rule] = index
 
 
 def _open_ends(
@@ -186,7 +210,7 @@ def _open_ends(
     """Names of no model whose rules leave some requests without one."""
     for name, index in last.items():
         when = routes[index].get("when")
-        if name not in models and isinstance(when, Mapping) and when not in ({}, WhenSettings().model_dump()):
+        if name not in models and isinstance(when, Mapping) and when not in UNCONDITIONAL:
             allowed = f'no `when`: no model is named "{name}", so its last rule must match every request'
             yield Conflict(f"routes[{index}].when", "conditions", allowed)
 
