@@ -63,7 +63,7 @@ HOPS = (b"10.0.0.2, 198.51.100.1:80", b"[2001:db8::1%eth0]:443", b"::ffff:10.0.0
 
 @given(st.sampled_from(HOPS) | mutated(HOPS) | st.binary(max_size=60))
 def test_any_list_of_hops_leads_to_an_address(value: bytes) -> None:
-    request: Any = SimpleNamespace(peer="10.0.0.1", header={b"x-forwarded-for": value}.get)
+    request: Any = SimpleNamespace(peer="10.0.0.1", headers=(), header={b"x-forwarded-for": value}.get)
     client = Clients(("10.0.0.0/8",)).of(request)
     assert client == "10.0.0.1" or str(ip_address(client)) == client
 

@@ -84,7 +84,8 @@ class Clients:
         client = exchange.peer
         if not self._proxies or not self._is_proxy(address_of(client)):
             return client
-        hops = (exchange.header(FORWARDED_FOR) or b"").decode("latin-1").rsplit(",", HOPS_MAX)
+        lines = [value for name, value in exchange.headers if name == FORWARDED_FOR]  # some proxies add one each
+        hops = (b",".join(lines) or exchange.header(FORWARDED_FOR) or b"").decode("latin-1").rsplit(",", HOPS_MAX)
         for hop in reversed(hops):
             address = address_of(hop)
             if address is None:

@@ -37,7 +37,7 @@ INSIDE = ("10.0.0.0/8", "127.0.0.1", "fd00::/8")
     ],
 )
 def test_the_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, header: bytes, client: str) -> None:
-    exchange: Any = SimpleNamespace(peer=peer, header={b"x-forwarded-for": header}.get)
+    exchange: Any = SimpleNamespace(peer=peer, headers=(), header={b"x-forwarded-for": header}.get)
     assert Clients(INSIDE).of(exchange) == client
     assert Clients(()).of(exchange) == peer
 
@@ -46,7 +46,9 @@ def test_the_audit_log_has_the_client_and_not_the_proxy(tmp_path: Path) -> None:
     async def main() -> None:
         records = RecordsSpec(str(tmp_path / "records"))
         async with cluster(tmp_path, Worker(), records=records, trusted_proxies=("127.0.0.0/8",)) as front:
-            for target, field in ((CHAT, b"198.51.100.1"), (b"/nowhere", b"198.51.100.2"), (CHAT, b"bad\0")):
+            two_lines = b"198.51.100.3\r\nX-Forwarded-For: 127.0.0.9"
+            targets = (CHAT, b"198.51.100.1"), (b"/nowhere", b"198.51.100.2"), (CHAT, two_lines), (CHAT, b"bad\0")
+            for target, field in targets:
                 await front.ask(post(chat(), target, b"x-forwarded-for: " + field))
             front.signals.put_nowait(15)
             await front.done
@@ -55,4 +57,4 @@ def test_the_audit_log_has_the_client_and_not_the_proxy(tmp_path: Path) -> None:
     [log] = (tmp_path / "records").rglob("audit-*.jsonl")
     lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
     found = [(line["status"], line["client"]) for line in lines if line["event"] == "request"]
-    assert found == [(200, "198.51.100.1"), (404, "198.51.100.2"), (400, "127.0.0.1")]
+    assert found == [(200, "198.51.100.1"), (404, "198.51.100.2"), (200, "198.51.100.3"), (400, "127.0.0.1")]
