@@ -244,15 +244,14 @@ class HttpServer:
 
     async def _take_in(self, sock: socket.socket) -> None:
         limits, tls = self.common.limits, self._tls
+        first = await self._peek(sock) if tls is not None else b""
+        if tls is not None and not first:
+            sock.close()
+            return
         connection = Connection(self)
-        if tls is not None:
-            first = await self._peek(sock)
-            if not first:
-                sock.close()
-                return
-            if b"A" <= first[:1] <= b"Z":  # a handshake begins with 0x16
-                connection.turn_away(Refusal(Code.BAD_HTTP, NOT_HTTPS), target_in(first))
-                tls = None
+        if b"A" <= first[:1] <= b"Z":  # a handshake begins with 0x16
+            connection.turn_away(Refusal(Code.BAD_HTTP, NOT_HTTPS), target_in(first))
+            tls = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: cast(asyncio.Protocol, connection),
