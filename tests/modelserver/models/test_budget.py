@@ -61,7 +61,7 @@ class Fake:
         assert not self.held
         self.held = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         assert self.held
         self.held = False
 

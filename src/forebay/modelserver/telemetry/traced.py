@@ -108,7 +108,7 @@ class Step:
         self.steps.append(step)
         return step
 
-    def heard(self, response: InferResponse | None, final: bool) -> None:
+    def on_step_response(self, response: InferResponse | None, final: bool) -> None:
         """A response of the step, or its end."""
         if response is not None:
             if not self.first_ns:

@@ -156,7 +156,7 @@ class ObservedRequest:
         """Its passage through its front; None: it came through none."""
         return Passage(self._front, self._came_ns, self._sent_ns) if self._came_ns else None
 
-    def heard(self, response: InferResponse | None, final: bool) -> None:
+    def on_step_response(self, response: InferResponse | None, final: bool) -> None:
         """Responses are observed in `on_response`."""
 
     def cancel(self) -> None:

@@ -70,7 +70,7 @@ class Sleeper(Protocol):
     def hold(self) -> None:
         """Start no new batches, so that it stops being busy once the running ones end, whatever is queued."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Undo `hold`; does nothing if it was not held."""
 
     @property
@@ -331,7 +331,7 @@ class MemoryManager:
             ripe = [key for key, at in self._turn_ends_at.items() if at <= now and not self._awake[key].pinned]
             chosen = self._budget.relief(first.sleeper.key, first.size_bytes, ripe)
         for key in self._held.difference(chosen):
-            self._awake[key].go_on()
+            self._awake[key].resume()
         for key in set(chosen) - self._held:
             self._awake[key].hold()
         self._held = set(chosen)

@@ -225,7 +225,7 @@ class Version:
     async def unload(self, reason: str = UNLOADED) -> None:
         """Reject new requests, drain those in flight within `drain_s`, and stop the processes."""
         self._move(Event.UNLOAD)
-        self.go_on()
+        self.resume()
         if self.inflight and not self._context.drained:
             self._quiet.clear()
             try:
@@ -269,10 +269,10 @@ class Version:
             self._runner.hold()
             self._look_still()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Undo `hold`."""
         if self._held and isinstance(self._runner, BatchScheduler):
-            self._runner.go_on()
+            self._runner.resume()
             if self._still and self.inflight:
                 self._context.memory.enter(self)
         self._held = self._still = False
@@ -292,7 +292,7 @@ class Version:
             self._held = self._still = False
             queue = WakeQueue(self.config, self.counts, self._awaken, partial(self._context.memory.withdraw, self))
             self._runner = queue
-            queue.take(runner.emptied())
+            queue.take(runner.take_all())
         return self._end(None)
 
     @property
@@ -324,11 +324,11 @@ class Version:
         else:
             self._runner = runner
             self._context.memory.wakes += 1
-            queue.move(runner)
+            queue.hand_over(runner)
             return
         await self._end(None)
         if isinstance(failed, LoadCancelled):
-            queue.rest()
+            queue.on_load_cancelled()
             return
         if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
             self._move(Event.FAILED, f"{KIND_TEXT[failed.kind]}: {failed.text}")

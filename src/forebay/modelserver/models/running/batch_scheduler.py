@@ -39,17 +39,17 @@ class BatchScheduler:
         """Duration of the last batch."""
         self._by_timeout = config.says(DEADLINES)
         """Whether a request's timeout is also the deadline of its response."""
-        self._together = config.batching is not None and config.max_batch > 1
+        self._batches = config.batching is not None and config.max_batch > 1
         self._model = config.name
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._pump)
         self._woken = False
         self._held = False
         levels = config.batching is not None and config.batching.levels > 0
-        self._full = inf if levels else config.max_batch if self._together else 1
+        self._full = inf if levels else config.max_batch if self._batches else 1
         """Number of queued requests from which on waiting cannot improve the next batch."""
         executor.on_free = self._on_free
-        executor.on_again = self._again
+        executor.on_not_started = self._requeue
 
     @property
     def waiting(self) -> int:
@@ -64,7 +64,7 @@ class BatchScheduler:
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused` if the queue is full."""
         offer(self._batcher, call, self._deadline(call) if call.request.deadline or self._by_timeout else None)
-        if self._together:
+        if self._batches:
             self.wake()  # requests being read from other connections right now may still join the batch
         else:
             self._pump()
@@ -72,7 +72,7 @@ class BatchScheduler:
     def cancel(self, call: Call) -> None:
         """Cancel a request."""
         if call.phase is Phase.RUNNING:
-            self._executor.flag(call)
+            self._executor.cancel(call)
         elif self._batcher.cancel(call):
             self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
             self.wake()
@@ -84,15 +84,15 @@ class BatchScheduler:
             self._loop.call_soon(self._pump)
 
     def hold(self) -> None:
-        """Start no more batches until `go_on`; requests stay queued until they time out."""
+        """Start no more batches until `resume`; requests stay queued until they time out."""
         self._held = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start batches again."""
         self._held = False
         self.wake()
 
-    def emptied(self) -> list[Call]:
+    def take_all(self) -> list[Call]:
         """Remove and return all queued requests; the scheduler must not be used after this."""
         batcher = self._batcher
         calls: list[Call] = []
@@ -104,7 +104,7 @@ class BatchScheduler:
 
     def close(self, refused: Refused) -> None:
         """Fail all queued requests with this error; no batch runs any more."""
-        for call in self.emptied():
+        for call in self.take_all():
             self._executor.fail(call, refused, Reason.OTHER)
 
     def _pump(self) -> None:
@@ -120,7 +120,7 @@ class BatchScheduler:
                 break
             self._start(instance, verdict)
         if len(self._batcher) >= self._full and not self._held:
-            self._go_ahead(now)
+            self._run_ahead(now)
         for call in self._batcher.expired(now):
             self._executor.fail(call, self._too_late(call, now), Reason.REJECTED)
         expiry = self._batcher.next_expiry
@@ -129,7 +129,7 @@ class BatchScheduler:
         if at is not None:
             self._alarm.set(at)
 
-    def _go_ahead(self, now: float) -> None:
+    def _run_ahead(self, now: float) -> None:
         """Give busy instances their next batch, if waiting would not make it larger."""
         for instance in self._executor.ahead():
             verdict = self._batcher.poll(now) if len(self._batcher) >= self._full else None
@@ -137,7 +137,7 @@ class BatchScheduler:
                 return
             self._start(instance, verdict)
 
-    def _again(self, calls: Sequence[Call | None]) -> None:
+    def _requeue(self, calls: Sequence[Call | None]) -> None:
         """Requeue requests that a lost process had not started."""
         for call in calls:
             if call is None or call.phase is Phase.ENDED:
@@ -163,12 +163,13 @@ class BatchScheduler:
         return deadline_of(call, self._by_timeout)
 
     def _learn(self, took_ns: int) -> None:
+        """Tell the batcher how long a batch takes; 0: none has run."""
         if took_ns:
             self._pace.note(took_ns / 1e9)
             self._batcher.run_s = self._pace.run_s
 
     def _too_late(self, call: Call, now: float) -> Refused:
-        """Why a request leaves the queue without having run."""
+        """The error of a request that leaves the queue without having run: its timeout or its deadline."""
         deadline = self._deadline(call)
         run_s = self._pace.run_s
         if deadline is None or deadline > now + run_s:

@@ -6,25 +6,23 @@ batch counts as hung (`hang_s`) and its process is replaced. Pending calls of a 
 for whatever reason: else they would run on and hang the next one too.
 """
 
+from forebay.core.serving.ensemble import LATEST
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter
 from forebay.engines.tensor.protocol import Act
 from forebay.modelserver.models.context import ModelAccess, ServerContext
-from forebay.modelserver.process.values import Answer
-from forebay.modelserver.process.values import Call as Asked
-
-LATEST = -1
+from forebay.modelserver.process.values import Answer, Call
 
 
-def nested(context: ServerContext, asked: Asked) -> None:
+def nested(context: ServerContext, call: Call) -> None:
     """Run a model's call to another model, or to load or unload one; responses and errors go back to the caller."""
-    if asked.act is not Act.INFER:
-        context.tasks.create_task(_administer(context.models, asked))
+    if call.act is not Act.INFER:
+        context.tasks.create_task(_administer(context.models, call))
         return
-    work = asked.work
+    work = call.work
     request = InferRequest(
-        model=asked.model,
-        version="" if asked.version == LATEST else str(asked.version),
+        model=call.model,
+        version="" if call.version == LATEST else str(call.version),
         id=work.id,
         inputs=tuple(work.inputs),
         outputs=work.wanted,
@@ -40,33 +38,33 @@ def nested(context: ServerContext, asked: Asked) -> None:
         answer = None
         if response is not None:
             answer = Answer(response.outputs, response.parameters, response.error)
-        asked.respond(answer, final)
+        call.respond(answer, final)
 
     try:
-        asked.on_gone = context.models.infer(request, respond).cancel
+        call.on_gone = context.models.infer(request, respond).cancel
     except Refused as refused:
         text = refused.text
         if text.startswith("Request for unknown model"):
-            text = f"Failed for execute the inference request. Model '{asked.model}' is not ready."
-        text = f"Model {asked.model} - Error when running inference: {text}"  # all of it Triton's wording
-        asked.respond(Answer(error=Refused(refused.kind, text)), True)
+            text = f"Failed for execute the inference request. Model '{call.model}' is not ready."
+        text = f"Model {call.model} - Error when running inference: {text}"  # all of it Triton's wording
+        call.respond(Answer(error=Refused(refused.kind, text)), True)
 
 
-async def _administer(models: ModelAccess, asked: Asked) -> None:
+async def _administer(models: ModelAccess, call: Call) -> None:
     """Load or unload a model on behalf of another one, or report whether it is ready."""
-    name, parameters = asked.model, asked.work.parameters
-    said: dict[str, Parameter] = {}
+    name, parameters = call.model, call.work.parameters
+    state: dict[str, Parameter] = {}
     try:
-        if asked.act is Act.LOAD:
-            files = {tensor.name: bytes(tensor.data) for tensor in asked.work.inputs}
+        if call.act is Act.LOAD:
+            files = {tensor.name: bytes(tensor.data) for tensor in call.work.inputs}
             config = {"config": str(parameters["config"])} if "config" in parameters else {}
             await models.load(name, {**config, **files})
-        elif asked.act is Act.UNLOAD:
+        elif call.act is Act.UNLOAD:
             await models.unload(name, bool(parameters.get("unload_dependents")))
         else:
-            said[Act.READY] = models.lookup(name, asked.version) is not None
+            state[Act.READY] = models.lookup(name, call.version) is not None
     except Refused as refused:
         answer = Answer(error=refused)
     else:
-        answer = Answer(parameters=said)
-    asked.respond(answer, True)
+        answer = Answer(parameters=state)
+    call.respond(answer, True)

@@ -36,7 +36,7 @@ class Watch(Protocol):
     def step(self, call: "Call") -> "Watch":
         """A step of an ensemble begins; returns its watch."""
 
-    def heard(self, response: InferResponse | None, final: bool) -> None:
+    def on_step_response(self, response: InferResponse | None, final: bool) -> None:
         """A response of the step, or its end."""
 
 
@@ -84,10 +84,12 @@ class Call:
         self.batch = self.index = -1
         """The number of its batch in the process, and its index in the batch."""
         self.responses = 0
+        """Responses delivered so far."""
         self.cache_key = b""
         self.cache_ns = 0
         """Time of a cache lookup that missed."""
         self.spent = NOTHING_SPENT
+        """Compute times of its execution; with an ensemble, of all its steps."""
         self.size_bytes = 0
         self.on_answer: Callable[[InferResponse], None] | None = None
         """Called with each response before it is sent."""

@@ -18,8 +18,8 @@ from forebay.modelserver.models.running.inputs import Contract
 
 SETTLE_S: Final = 5.0
 """How long a request waits for the reload of all steps when a reloaded one does not fit the others."""
-LOOK_S: Final = 0.02
-"""How often it looks meanwhile."""
+SETTLE_POLL_S: Final = 0.02
+"""Time between two checks of whether they fit."""
 
 
 class _Sequence(NamedTuple):
@@ -116,7 +116,7 @@ class _Request:
         self._calls: dict[int, Call] = {}
         """The requests in flight of those runs."""
         request = call.request
-        self._own = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
+        self._from_client = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
         self._sequences: dict[int, _Sequence] = {}
         self._began_ns = 0
         self._spent = Spent()
@@ -145,34 +145,34 @@ class _Request:
         start = self._starts[run]
         step = self._owner.config.steps[start.step]
         model = self._owner.models.lookup(step.model, step.version)
-        asked = self._call.request
+        request = self._call.request
         inputs = start.inputs.items()
         sequence = self._sequences[run] = next(
-            (value.sequence for value in start.inputs.values() if value.sequence is not None), self._own
+            (value.sequence for value in start.inputs.values() if value.sequence is not None), self._from_client
         )
-        request = InferRequest(
+        step_request = InferRequest(
             model=step.model,
             version="" if step.version < 0 else str(step.version),
-            id=asked.id,
+            id=request.id,
             inputs=tuple(_carried(model, name, value) for name, value in inputs),
             outputs=tuple(step.outputs),
-            parameters=asked.parameters,
-            priority=asked.priority,
-            timeout_us=asked.timeout_us,
-            deadline=asked.deadline,
+            parameters=request.parameters,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+            deadline=request.deadline,
             sequence_id=sequence.sequence_id,
             sequence_start=sequence.sequence_start,
             sequence_end=sequence.sequence_end,
         )
         try:
-            call = self._calls[run] = self._owner.models.infer(request, partial(self._answered, run))
+            call = self._calls[run] = self._owner.models.infer(step_request, partial(self._answered, run))
             if self._call.watch is not None:
                 call.watch = self._call.watch.step(call)
         except Refused as refused:
             if refused.kind is Kind.INVALID_ARGUMENT and self._owner.outdated:
                 self._start_again(run)
             else:
-                self._failed(run, self._blamed(start, model, request, refused))
+                self._failed(run, self._step_error(start, model, step_request, refused))
 
     def _start_again(self, run: int) -> None:
         """A reloaded step does not take what the others give: run the whole request again when all steps fit."""
@@ -187,13 +187,15 @@ class _Request:
         self._owner.loop.call_soon(self._settle)
 
     def _settle(self) -> None:
+        """Repeat the request once all steps fit, or the ensemble is reloaded; fail it if that takes too long, or if
+        it cannot be repeated."""
         call, owner = self._call, self._owner
         if call.phase is Phase.ENDED:
             return
         number = int(call.request.version or LATEST)
         current = owner.models.lookup(owner.config.name, number)
         if current is owner.config and owner.outdated and monotonic() < self._settle_until:
-            owner.loop.call_later(LOOK_S, self._settle)
+            owner.loop.call_later(SETTLE_POLL_S, self._settle)
             return
         name = owner.config.name
         unsettled = Refused(Kind.UNAVAILABLE, f"in ensemble '{name}', steps are being reloaded; retry the request", 1)
@@ -211,7 +213,7 @@ class _Request:
             self._owner.end(self._call)
         self._call.respond(response, final)
 
-    def _blamed(
+    def _step_error(
         self, start: Start[_Value], model: ModelConfig | None, request: InferRequest, refused: Refused
     ) -> Refused:
         """A step's rejection; INTERNAL, not the client's error, if only tensors made by other steps are invalid."""
@@ -232,7 +234,7 @@ class _Request:
         """A response of a step."""
         call = self._calls[run]
         if call.watch is not None:
-            call.watch.heard(response, final)
+            call.watch.on_step_response(response, final)
         if response is not None and response.error is not None:
             self._failed(run, response.error)
             return
@@ -329,12 +331,14 @@ def _fits(model: ModelConfig, inputs: tuple[Tensor, ...]) -> bool:
 
 def _next_sequence(response: InferResponse, before: _Sequence) -> _Sequence:
     """The sequence in which the request goes on after a step's response."""
-    said = response.parameters
-    if not said or said.keys().isdisjoint(_Sequence._fields):
+    parameters = response.parameters
+    if not parameters or parameters.keys().isdisjoint(_Sequence._fields):
         return before
-    id = said.get("sequence_id", before.sequence_id)
+    id = parameters.get("sequence_id", before.sequence_id)
     return _Sequence(
-        id if isinstance(id, str) else int(id), bool(said.get("sequence_start")), bool(said.get("sequence_end"))
+        id if isinstance(id, str) else int(id),
+        bool(parameters.get("sequence_start")),
+        bool(parameters.get("sequence_end")),
     )
 
 

@@ -20,7 +20,17 @@ from forebay.modelserver.process.values import Answer, Done, Work
 class Batch:
     """A batch on an instance. A `None` call is a padding slot."""
 
-    __slots__ = ("_executor", "again", "behind", "calls", "instance", "plan", "rows", "started_ns", "unbegun")
+    __slots__ = (
+        "_executor",
+        "behind",
+        "calls",
+        "instance",
+        "not_started",
+        "plan",
+        "rescheduled",
+        "rows",
+        "started_ns",
+    )
 
     def __init__(
         self, executor: "Executor", instance: int, calls: Sequence[Call | None], rows: int, plan: object
@@ -34,9 +44,9 @@ class Batch:
         self.started_ns = monotonic_ns()
         self.behind: Batch | None = None
         """The batch queued behind this one on the instance."""
-        self.unbegun = False
+        self.not_started = False
         """The process was lost before it started this batch."""
-        self.again: tuple[Call, ...] = ()
+        self.rescheduled: tuple[Call, ...] = ()
         """Requests that an iterative model has rescheduled."""
 
     def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
@@ -45,13 +55,13 @@ class Batch:
         if call is None:
             return
         if answer is not None and answer.reschedule:
-            self._executor.turned(self, call)
+            self._executor.reschedule(self, call)
         else:
-            self._executor.responded(call, answer, final, self.started_ns)
+            self._executor.respond(call, answer, final, self.started_ns)
 
     def on_done(self, done: Done) -> None:
         """The batch has finished, and the instance is free."""
-        self._executor.ended(self, done)
+        self._executor.finish(self, done)
 
 
 NOT_ITERATIVE: Final = (
@@ -84,16 +94,20 @@ class Executor:
         self._resources = resources
         self._reshaped = {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None}
         self._lead = 1 if config.max_batch else 0
+        """Dimensions of a tensor before those that the configuration names: the batch dimension, if there is one."""
         ordered = config.batching is not None and config.batching.preserve_ordering
         self._order: deque[_Place] | None = deque() if ordered else None
+        """Requests without their final response, as they started; None: each gets its responses at once."""
         self._places: dict[Call, _Place] = {}
         self._last: dict[int, Batch] = {}
         """The last unfinished batch by instance."""
-        self._ahead = not (config.decoupled or ordered or resources.scarce or config.sequences is not None)
+        self._runs_ahead = not (config.decoupled or ordered or resources.scarce or config.sequences is not None)
+        """Whether busy instances may be given their next batch."""
         self._iterative = config.sequences is not None and config.sequences.iterative
         self._short = False
+        """Whether the last batch took at most `AHEAD_NS_MAX`."""
         self.on_free: OnFree = lambda batch, done: None
-        self.on_again: Callable[[Sequence[Call | None]], None] = lambda calls: None
+        self.on_not_started: Callable[[Sequence[Call | None]], None] = lambda calls: None
         """Called with requests that a lost process had not started."""
         self.hidden: frozenset[str] = frozenset()
         """Outputs withheld from clients."""
@@ -108,7 +122,7 @@ class Executor:
     def ahead(self) -> Iterator[int]:
         """Busy instances that may be given a batch to run next."""
         process = self._process
-        if self._ahead and self._short:
+        if self._runs_ahead and self._short:
             for instance in range(process.instances):
                 if process.outstanding(instance) == 1 and process.usable(instance):
                     yield instance
@@ -144,32 +158,32 @@ class Executor:
                     place = self._places[call] = _Place(call)
                     self._order.append(place)
 
-    def flag(self, call: Call) -> None:
-        """Signal cancellation of a running request to the model."""
+    def cancel(self, call: Call) -> None:
+        """Signal to the model that a running request is cancelled; it still ends with its batch."""
         self._process.cancel(call.batch, call.index)
 
-    def ended(self, batch: Batch, done: Done) -> None:
+    def finish(self, batch: Batch, done: Done) -> None:
         """Count a finished batch, let the next one start, and deliver its responses."""
         if self._last.get(batch.instance) is batch:
             del self._last[batch.instance]
         self._resources.give_back(batch.instance)
         if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
             if batch.behind is not None:
-                batch.behind.unbegun = True
-            if batch.unbegun:
-                self.on_again(batch.calls)
+                batch.behind.not_started = True
+            if batch.not_started:
+                self.on_not_started(batch.calls)
                 return
         spent = Spent(done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns)
         if done.failure is None:
             self._short = done.compute_infer_ns <= AHEAD_NS_MAX
             self._counts.execution(batch.rows, spent)
             if self._iterative:
-                self._turn(batch, done, spent)
-        elif batch.again:
-            batch.again = ()
+                self._collect_rescheduled(batch, done, spent)
+        elif batch.rescheduled:
+            batch.rescheduled = ()
         self.on_free(batch, done)
         for index, call in enumerate(batch.calls):
-            if call is None or call in batch.again:
+            if call is None or call in batch.rescheduled:
                 continue
             if done.failure is not None:
                 self._fail(call, done.failure)
@@ -189,27 +203,27 @@ class Executor:
                 call.spent = spent
                 self._deliver(call, self.response(call, answer), True)
 
-    def turned(self, batch: Batch, call: Call) -> None:
-        """A decoupled model reschedules a request; only valid while its batch runs."""
+    def reschedule(self, batch: Batch, call: Call) -> None:
+        """A decoupled model reschedules a request, which fails unless the model is iterative and its batch runs."""
         if self._iterative and self._last.get(batch.instance) is batch:
-            batch.again += (call,)
+            batch.rescheduled += (call,)
         else:
             self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
 
-    def _turn(self, batch: Batch, done: Done, spent: Spent) -> None:
+    def _collect_rescheduled(self, batch: Batch, done: Done, spent: Spent) -> None:
         """Collect the rescheduled requests and count this execution; as in Triton, each counts as an inference."""
         answers = zip(batch.calls, done.answers, strict=True)
-        asked = (call for call, answer in answers if call is not None and answer is not None and answer.reschedule)
-        again = []
-        for call in (*batch.again, *asked):
+        more = (call for call, answer in answers if call is not None and answer is not None and answer.reschedule)
+        rescheduled = []
+        for call in (*batch.rescheduled, *more):
             if call.phase is Phase.ENDED:
                 continue
             self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
             call.phase, call.queued_ns, call.spent = Phase.WAITING, monotonic_ns(), spent
-            again.append(call)
-        batch.again = tuple(again)
+            rescheduled.append(call)
+        batch.rescheduled = tuple(rescheduled)
 
-    def responded(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
+    def respond(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
         """A response of a decoupled model, or the end of its responses."""
         if answer is not None and answer.error is None and (problem := self._batch_size_problem(call, answer)):
             answer = Answer(error=Refused(Kind.INTERNAL, problem))

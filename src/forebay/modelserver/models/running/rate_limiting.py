@@ -23,7 +23,7 @@ class RateLimiter:
         self._granted: set[Key] = set()
         self._owners = 0
 
-    def owner(self) -> int:
+    def new_owner(self) -> int:
         """A unique number for a version that has instances."""
         self._owners += 1
         return self._owners
@@ -31,14 +31,14 @@ class RateLimiter:
     def add(self, key: Key, resources: Sequence[Resource], device: int, priority: int) -> None:
         """Register an instance. Raises `Refused` if the resources can never suffice."""
         self._limiter.add(key, resources, device, priority)
-        self._serve()
+        self._grant()
 
     def remove(self, key: Key) -> None:
         """Unregister an instance and release what it holds."""
         self._waiting.pop(key, None)
         self._granted.discard(key)
         self._limiter.remove(key)
-        self._serve()
+        self._grant()
 
     def take(self, key: Key, wake: Callable[[], None]) -> bool:
         """Whether the instance may run now; if not, `wake` is called once it may."""
@@ -47,7 +47,7 @@ class RateLimiter:
         if key not in self._waiting:
             self._waiting[key] = wake
             self._limiter.ask(key)
-            self._serve(asking=key)
+            self._grant(asking=key)
         return key in self._granted
 
     def give_back(self, key: Key) -> None:
@@ -55,9 +55,10 @@ class RateLimiter:
         if key in self._granted:
             self._granted.remove(key)
             self._limiter.release(key)
-            self._serve()
+            self._grant()
 
-    def _serve(self, asking: Key | None = None) -> None:
+    def _grant(self, asking: Key | None = None) -> None:
+        """Grant what is free, and wake its instances, except for the one that is asking now."""
         for key in self._limiter.grants():
             self._granted.add(key)
             wake = self._waiting.pop(key)
@@ -71,8 +72,8 @@ class InstanceResources:
     def __init__(self, rate_limiter: RateLimiter | None, wake: Callable[[], None]) -> None:
         self._rate_limiter = rate_limiter
         self._wake = wake
-        self._owner = rate_limiter.owner() if rate_limiter is not None else 0
-        self._known = 0
+        self._owner = rate_limiter.new_owner() if rate_limiter is not None else 0
+        self._registered = 0
 
     @property
     def scarce(self) -> bool:
@@ -87,16 +88,16 @@ class InstanceResources:
         for group in groups:
             for device in group.gpus or (0,):
                 for _ in range(group.count):
-                    key = Key(self._owner, self._known)
+                    key = Key(self._owner, self._registered)
                     self._rate_limiter.add(key, group.resources, device, group.priority)
-                    self._known += 1
+                    self._registered += 1
 
     def close(self) -> None:
         """Unregister all instances."""
-        for instance in range(self._known if self._rate_limiter is not None else 0):
+        for instance in range(self._registered if self._rate_limiter is not None else 0):
             assert self._rate_limiter is not None
             self._rate_limiter.remove(Key(self._owner, instance))
-        self._known = 0
+        self._registered = 0
 
     def take(self, instance: int) -> bool:
         """Whether the instance may run now; if not, the version is woken once it may."""

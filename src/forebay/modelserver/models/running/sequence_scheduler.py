@@ -8,6 +8,7 @@ from struct import pack
 from time import monotonic
 from typing import Final
 
+from forebay.core.serving.batcher import WaitUntil
 from forebay.core.serving.config import ELEMENT_BYTES, VARIABLE, Datatype, ModelConfig, SequenceBatching, State
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.sequences import BACKLOG_EXPIRED, Life, Row, Run, Sequencer, control_values, id_flaw
@@ -37,8 +38,9 @@ class SequenceScheduler:
         self._batching = batching
         self._executor = executor
         self._sequencer: Sequencer[Call] = Sequencer(config.name, batching, config.max_batch, range(instances))
-        self._alive = set(range(instances))
+        self._instances = set(range(instances))
         self._usable = set(executor.usable())
+        """Those whose process was up at the last look."""
         self._initial = {state.input: _initial(state, config, folder) for state in batching.states}
         self._states = tuple(state.output for state in batching.states)
         self._loop = asyncio.get_running_loop()
@@ -56,20 +58,20 @@ class SequenceScheduler:
     def set_instances(self, instances: int) -> None:
         """Update the number of instances."""
         for instance in range(instances):
-            if instance not in self._alive:
+            if instance not in self._instances:
                 self._sequencer.add(instance, monotonic())
-        for instance in self._alive - set(range(instances)):
+        for instance in self._instances - set(range(instances)):
             self._fail(self._sequencer.lost(instance, monotonic()), "its instance has been removed")
             self._sequencer.retire(instance)
-        self._alive = set(range(instances))
+        self._instances = set(range(instances))
         self.wake()
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused`, also if its sequence has not been started."""
         request, checked = call.request, call.checked
-        flaw = id_flaw(self._config.name, self._batching, request.sequence_id)
-        if flaw:
-            raise Refused(Kind.INVALID_ARGUMENT, prefix(request.id) + flaw)
+        problem = id_flaw(self._config.name, self._batching, request.sequence_id)
+        if problem:
+            raise Refused(Kind.INVALID_ARGUMENT, prefix(request.id) + problem)
         self._sequencer.offer(
             call,
             request.sequence_id,
@@ -85,7 +87,7 @@ class SequenceScheduler:
     def cancel(self, call: Call) -> None:
         """Cancel a request and those queued after it in its sequence, which cannot run without it."""
         if call.phase is Phase.RUNNING:
-            self._executor.flag(call)
+            self._executor.cancel(call)
             return
         for other in self._sequencer.cancel(call, monotonic()):
             self._executor.fail(other, Refused(Kind.CANCELLED, "an earlier request was cancelled"), Reason.CANCELED)
@@ -117,9 +119,8 @@ class SequenceScheduler:
                 self._start(verdict)
                 continue
             self._executor.spare(instance)
-            at = getattr(verdict, "at", None)
-            if at is not None:
-                times.append(at)
+            if isinstance(verdict, WaitUntil):
+                times.append(verdict.at)
         due = self._sequencer.due()
         if due is not None:
             times.append(due)
@@ -144,7 +145,7 @@ class SequenceScheduler:
         call = row.item
         controls = tuple(self._controls(row))
         if call is None:
-            inputs = tuple(_blank(tensor) for tensor in first.checked.inputs)
+            inputs = tuple(_zeros(tensor) for tensor in first.checked.inputs)
             if any(tensor.datatype is Datatype.BYTES for tensor in inputs):
                 # zeroed data would have other string lengths, hence another number of elements
                 inputs = first.checked.inputs
@@ -181,19 +182,19 @@ class SequenceScheduler:
         now = monotonic()
         if done.failure is None and self._states:
             self._keep_states(run, done)
-        if batch.again:
-            self._turn(run, batch.again, now)
+        if batch.rescheduled:
+            self._finish_iteration(run, batch.rescheduled, now)
         else:
             self._sequencer.done(run, now)
         if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
             self._fail(self._sequencer.lost(run.instance, now), LOST)
         self._pump()
 
-    def _turn(self, run: "Run[Call]", asked: "tuple[Call, ...]", now: float) -> None:
+    def _finish_iteration(self, run: "Run[Call]", rescheduled: "tuple[Call, ...]", now: float) -> None:
         """The batch has finished, and an iterative model has rescheduled these requests."""
-        again = frozenset(call for call in asked if not call.cancelled)
+        again = frozenset(call for call in rescheduled if not call.cancelled)
         self._fail(self._sequencer.done(run, now, again), LOST)
-        for call in asked:
+        for call in rescheduled:
             if call.cancelled:
                 self._executor.fail(call, Refused(Kind.CANCELLED, ""), Reason.CANCELED)
 
@@ -257,6 +258,6 @@ def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
     return Tensor(state.input, state.datatype, shape, data)
 
 
-def _blank(tensor: Tensor) -> Tensor:
+def _zeros(tensor: Tensor) -> Tensor:
     """A tensor of zeros with the same size."""
     return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(size_bytes(tensor.data)))

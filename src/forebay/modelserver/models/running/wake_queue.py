@@ -78,7 +78,7 @@ class WakeQueue:
     def wake(self) -> None:
         """Nothing to do: no batches start here."""
 
-    def rest(self) -> None:
+    def on_load_cancelled(self) -> None:
         """The load was cancelled because no request waited; start another if some have come since."""
         self._waking = False
         if self._calls:
@@ -87,19 +87,20 @@ class WakeQueue:
     def close(self, refused: Refused) -> None:
         """Fail all waiting requests with this error; the next request wakes the model again."""
         self._waking = False
-        for call in self._emptied():
+        for call in self._take_all():
             self._counts.refuse(call, refused, Reason.OTHER)
 
-    def move(self, runner: Runner) -> None:
+    def hand_over(self, runner: Runner) -> None:
         """The model is loaded: hand all requests to its scheduler."""
-        for call in self._emptied():
+        for call in self._take_all():
             call.runner = runner
             try:
                 runner.submit(call)
             except Refused as refused:
                 self._counts.refuse(call, refused, Reason.OTHER)
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
+        """Fail the requests whose timeout or deadline has passed."""
         now = monotonic()
         for call in self._queue.expired(now):
             deadline = deadline_of(call, self._by_timeout)
@@ -119,10 +120,10 @@ class WakeQueue:
         at = self._queue.next_expiry
         if at is not None:
             if self._alarm is None:
-                self._alarm = Alarm(self._ring)
+                self._alarm = Alarm(self._expire)
             self._alarm.set(at)
 
-    def _emptied(self) -> dict[Call, None]:
+    def _take_all(self) -> dict[Call, None]:
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
