@@ -41,7 +41,7 @@ SCHEMA = {
 
 @dataclass
 class Outcome:
-    """All that was heard of one id."""
+    """All events of one request."""
 
     text: str = ""
     tokens: int = 0
@@ -77,17 +77,17 @@ class Subject:
     virtual_time: bool = True
     """False: the engine works in the background, so that waiting must really wait."""
     now: float = 1000.0
-    heard: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     load: EngineLoad = field(default_factory=EngineLoad)
     made: int = 0
 
     def fresh(self) -> "Subject":
-        """Forget what earlier tests heard; what they left running is cancelled."""
-        for id, outcome in self.heard.items():
+        """Forget the outcomes of earlier tests; what they left running is cancelled."""
+        for id, outcome in self.outcomes.items():
             if not outcome.ended:
                 self.engine.cancel(id)
-        self.heard.clear()
+        self.outcomes.clear()
         return self
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Subject:
 
     def add(self, work: Work) -> str:
         self.engine.add(work, self.now)
-        self.heard[work.id] = Outcome()
+        self.outcomes[work.id] = Outcome()
         return work.id
 
     def generate(self, prompt: str | tuple[int, ...], sampling: Sampling = GREEDY) -> str:
@@ -118,7 +118,7 @@ class Subject:
         self.load = result.load
         for event in result.events:
             assert event.id not in self.cancelled, f"{event} after cancel"
-            outcome = self.heard[event.id]
+            outcome = self.outcomes[event.id]
             assert not outcome.ended, f"{event} after the end"
             self._book(outcome, event)
         if result.wait_s:
@@ -152,19 +152,21 @@ class Subject:
     def drain(self) -> None:
         """Step until the engine is idle and every id that was not cancelled has ended."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while self.step() is not None or not all(o.ended for id, o in self.heard.items() if id not in self.cancelled):
-            assert time.monotonic() < deadline, f"still open: {[id for id, o in self.heard.items() if not o.ended]}"
+        while self.step() is not None or not all(
+            o.ended for id, o in self.outcomes.items() if id not in self.cancelled
+        ):
+            assert time.monotonic() < deadline, f"open: {[id for id, o in self.outcomes.items() if not o.ended]}"
 
     def run(self, prompt: str | tuple[int, ...], sampling: Sampling = GREEDY) -> Outcome:
         """One request alone."""
         id = self.generate(prompt, sampling)
         self.drain()
-        return self.heard[id]
+        return self.outcomes[id]
 
     def run_embed(self, content: str | tuple[int, ...]) -> Outcome:
         id = self.embed(content)
         self.drain()
-        return self.heard[id]
+        return self.outcomes[id]
 
     def assert_idle(self) -> None:
         self.drain()
@@ -216,36 +218,36 @@ class GenerateContract:
         ids = [subject.generate(prompt) for prompt in PROMPTS]
         subject.drain()
         for id, one in zip(ids, alone, strict=True):
-            together = subject.heard[id]
+            together = subject.outcomes[id]
             assert finished(together).prompt_tokens == finished(one).prompt_tokens
             if subject.batch_invariant:
                 assert together.text == one.text
                 assert finished(together).reason == finished(one).reason
-        texts = {subject.heard[id].text for id in ids}
+        texts = {subject.outcomes[id].text for id in ids}
         assert len(texts) == len(ids), "answers were mixed up"
 
     def test_requests_join_and_leave_a_running_batch(self, subject: Subject) -> None:
         subject.honours("ignore_eos")
         long = subject.generate(PROMPTS[0], sampling(max_tokens=40, ignore_eos=True))
-        subject.step_until("the long one speaks", lambda: subject.heard[long].deltas >= 2)
+        subject.step_until("the long one speaks", lambda: subject.outcomes[long].deltas >= 2)
         short = subject.generate(PROMPTS[2], sampling(max_tokens=3, ignore_eos=True))
-        subject.step_until("the short one ends", lambda: subject.heard[short].ended)
-        assert not subject.heard[long].ended
+        subject.step_until("the short one ends", lambda: subject.outcomes[short].ended)
+        assert not subject.outcomes[long].ended
         subject.drain()
-        assert finished(subject.heard[long]).completion_tokens == 40
-        assert finished(subject.heard[short]).completion_tokens == 3
+        assert finished(subject.outcomes[long]).completion_tokens == 40
+        assert finished(subject.outcomes[short]).completion_tokens == 3
 
     def test_cancelled_request_is_freed_and_emits_no_events(self, subject: Subject) -> None:
         gone, kept = (subject.generate(p, sampling(max_tokens=30)) for p in PROMPTS[:2])
-        subject.step_until("the first speaks", lambda: subject.heard[gone].deltas >= 1)
+        subject.step_until("the first speaks", lambda: subject.outcomes[gone].deltas >= 1)
         subject.cancel(gone)
         subject.drain()
-        finished(subject.heard[kept])
+        finished(subject.outcomes[kept])
         subject.assert_idle()
 
     def test_cancel_of_the_only_request_leaves_the_engine_idle(self, subject: Subject) -> None:
         id = subject.generate(PROMPTS[0], sampling(max_tokens=200))
-        subject.step_until("it speaks", lambda: subject.heard[id].deltas >= 1)
+        subject.step_until("it speaks", lambda: subject.outcomes[id].deltas >= 1)
         subject.cancel(id)
         subject.assert_idle()
         assert subject.run(PROMPTS[0]).text
@@ -256,14 +258,14 @@ class GenerateContract:
         subject.drain()
         subject.engine.cancel(id)
         subject.engine.cancel(id)
-        assert subject.run(PROMPTS[0]).text == subject.heard[id].text
+        assert subject.run(PROMPTS[0]).text == subject.outcomes[id].text
 
     def test_id_can_be_reused_after_its_end(self, subject: Subject) -> None:
         id = subject.generate(PROMPTS[0])
         subject.drain()
         subject.add(Generate(id, PROMPTS[0], GREEDY))
         subject.drain()
-        assert subject.heard[id].text
+        assert subject.outcomes[id].text
 
     @pytest.mark.parametrize("length", [1, 4, 9])
     def test_stop_string_ends_the_output_and_is_not_included(self, subject: Subject, length: int) -> None:
@@ -347,20 +349,20 @@ class GenerateContract:
         id = subject.generate(PROMPTS[0], sampling(max_tokens=20))
         subject.step()
         assert subject.refuses(Generate(id, PROMPTS[1], GREEDY)).code is Code.INVALID_REQUEST
-        subject.heard[id] = replace(subject.heard[id])
+        subject.outcomes[id] = replace(subject.outcomes[id])
         subject.drain()
-        assert finished(subject.heard[id]).completion_tokens <= 20
+        assert finished(subject.outcomes[id]).completion_tokens <= 20
 
     def test_requests_beyond_concurrency_wait_and_all_finish(self, small: Subject) -> None:
         ids = [small.generate(f"{p} {n}", sampling(max_tokens=5)) for n in range(2) for p in PROMPTS]
         most_running = most_waiting = 0
-        while not all(small.heard[id].ended for id in ids):
+        while not all(small.outcomes[id].ended for id in ids):
             small.step()
             most_running = max(most_running, small.load.running)
             most_waiting = max(most_waiting, small.load.waiting)
         assert most_running == 2
         assert most_waiting >= len(ids) - 3
-        assert all(finished(small.heard[id]).completion_tokens for id in ids)
+        assert all(finished(small.outcomes[id]).completion_tokens for id in ids)
         small.assert_idle()
 
     def test_a_waiting_request_can_be_cancelled(self, small: Subject) -> None:
@@ -368,7 +370,7 @@ class GenerateContract:
         small.step()
         small.cancel(ids[-1])
         small.drain()
-        assert all(finished(small.heard[id]) for id in ids[:-1])
+        assert all(finished(small.outcomes[id]) for id in ids[:-1])
         small.assert_idle()
 
     def test_logprobs_match_the_text(self, subject: Subject) -> None:
@@ -441,7 +443,7 @@ class EmbedContract:
         ids = [subject.embed(text) for text in texts * 2]
         subject.drain()
         for number, id in enumerate(ids):
-            assert cosine(subject.heard[id], alone[number % len(texts)]) >= subject.batch_cosine_min
+            assert cosine(subject.outcomes[id], alone[number % len(texts)]) >= subject.batch_cosine_min
         assert max(cosine(alone[0], other) for other in alone[1:]) < subject.batch_cosine_min
 
     def test_token_ids_and_text_give_the_same_vector(self, subject: Subject) -> None:
@@ -455,8 +457,8 @@ class EmbedContract:
     def test_inputs_beyond_one_batch_are_each_embedded_once(self, subject: Subject) -> None:
         ids = [subject.embed(f"text number {n} " + "and so on " * (n % 7)) for n in range(100)]
         subject.drain()
-        assert all(subject.heard[id].embedded for id in ids)
-        assert len({subject.heard[id].vector.tobytes() for id in ids}) == len(ids)
+        assert all(subject.outcomes[id].embedded for id in ids)
+        assert len({subject.outcomes[id].vector.tobytes() for id in ids}) == len(ids)
         subject.assert_idle()
 
     def test_cancelled_input_emits_no_events_and_others_finish(self, subject: Subject) -> None:
@@ -465,7 +467,7 @@ class EmbedContract:
             subject.cancel(id)
         subject.engine.cancel("never-seen")
         subject.drain()
-        assert all(subject.heard[id].embedded for id in ids[1::2])
+        assert all(subject.outcomes[id].embedded for id in ids[1::2])
         subject.assert_idle()
 
     def test_invalid_inputs_are_rejected(self, subject: Subject) -> None:
@@ -490,7 +492,7 @@ class EmbedContract:
         id = subject.embed("first")
         assert subject.refuses(Embed(id, "second")).code is Code.INVALID_REQUEST
         subject.drain()
-        assert subject.heard[id].embedded
+        assert subject.outcomes[id].embedded
         subject.assert_idle()
 
     def test_unusual_text_is_embedded(self, subject: Subject) -> None:

@@ -19,7 +19,7 @@ def resumed(subject: Subject, prompt: str, said: str, wanted: Sampling = GREEDY)
     """An answer that goes on after `said`, alone."""
     id = subject.add(Generate(subject.id(), prompt, wanted, said))
     subject.drain()
-    return subject.heard[id]
+    return subject.outcomes[id]
 
 
 def resumed_or_refused(subject: Subject, prompt: str, said: str, wanted: Sampling) -> Outcome | Refusal:
@@ -32,7 +32,7 @@ def resumed_or_refused(subject: Subject, prompt: str, said: str, wanted: Samplin
 def begun(subject: Subject, prompt: str, wanted: Sampling) -> tuple[list[str], Outcome]:
     """What a client has after each step of an answer but the last one, and the whole answer."""
     id = subject.generate(prompt, wanted)
-    outcome, texts = subject.heard[id], [""]
+    outcome, texts = subject.outcomes[id], [""]
     while not outcome.ended:
         if outcome.text != texts[-1]:
             texts.append(outcome.text)
@@ -140,6 +140,6 @@ class ResumeContract:
             subject.add(work)
         subject.cancel(works[0].id)
         subject.cancel(works[1].id)
-        subject.step_until("the last one speaks", lambda: subject.heard[works[2].id].deltas >= 1)
+        subject.step_until("the last one speaks", lambda: subject.outcomes[works[2].id].deltas >= 1)
         subject.cancel(works[2].id)
         subject.assert_idle()

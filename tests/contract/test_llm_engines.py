@@ -77,13 +77,13 @@ def expected(smollm2_gguf: Path, openvino: Subject) -> tuple[list[int], list[byt
 def likeliest(subject: Subject, prompts: list[list[int]]) -> list[tuple[bytes, float]]:
     """The first token of each prompt's greedy answer, and its log-probability."""
     one = sampling(max_tokens=1, logprobs=0, ignore_eos=True)
-    heard = []
+    ids = []
     for number, prompt in enumerate(prompts):
-        heard.append(subject.generate(tuple(prompt), one))
+        ids.append(subject.generate(tuple(prompt), one))
         if number % 8 == 7:
             subject.drain()
     subject.drain()
-    first = [subject.heard[id].logprobs[0] for id in heard]
+    first = [subject.outcomes[id].logprobs[0] for id in ids]
     return [(bytes(each.bytes), each.logprob) for each in first]
 
 
@@ -169,7 +169,7 @@ def test_cancelling_frees_the_kv_cache_by_the_next_step(openvino: Subject) -> No
         subject.generate(tuple(range(first, first + 320)), sampling(max_tokens=60, ignore_eos=True))
         for first in (100, 900)
     )
-    subject.step_until("both speak", lambda: all(subject.heard[id].deltas for id in (long, other)))
+    subject.step_until("both speak", lambda: all(subject.outcomes[id].deltas for id in (long, other)))
     assert (subject.load.kv_used_tokens or 0) >= 640
     subject.cancel(long)
     subject.step()  # freed at its end: the figures are those of its beginning
@@ -186,7 +186,7 @@ def test_more_requests_than_the_kv_cache_holds_all_finish(converted: Path) -> No
             for n in range(1, 7)
         ]
         subject.drain()
-        assert [finished(subject.heard[id]).completion_tokens for id in ids] == [40] * 6
+        assert [finished(subject.outcomes[id]).completion_tokens for id in ids] == [40] * 6
         assert subject.info.context_tokens == 512
         subject.assert_idle()
 
@@ -268,7 +268,7 @@ def test_openvino_rejects_unfaithful_resumes_and_llamacpp_resumes(
         return
     either.add(work)
     either.drain()
-    assert finished(either.heard["resumed"]).completion_tokens == 20
+    assert finished(either.outcomes["resumed"]).completion_tokens == 20
 
 
 def test_resumed_output_reports_at_most_its_prompt_as_cached(smollm2_gguf: Path) -> None:
@@ -277,7 +277,7 @@ def test_resumed_output_reports_at_most_its_prompt_as_cached(smollm2_gguf: Path)
         for _ in range(2):
             id = subject.add(Generate(subject.id(), "Once upon a time", sampling(max_tokens=200), said))
             subject.drain()
-        usage = finished(subject.heard[id])
+        usage = finished(subject.outcomes[id])
         assert (usage.prompt_tokens, usage.cached_tokens) == (4, 4)
 
 

@@ -92,7 +92,7 @@ def test_full_kv_cache_makes_the_youngest_wait() -> None:
     engine = subject(kv_cache_tokens=256, concurrency=8)
     ids = [engine.generate(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)) for n in range(6)]
     most = most_waiting = 0
-    while not all(engine.heard[id].ended for id in ids):
+    while not all(engine.outcomes[id].ended for id in ids):
         engine.step()
         most = max(most, engine.load.kv_used_tokens or 0)
         most_waiting = max(most_waiting, engine.load.waiting)
@@ -100,7 +100,7 @@ def test_full_kv_cache_makes_the_youngest_wait() -> None:
     assert most_waiting > 0
     alone = subject()
     for n, id in enumerate(ids):
-        assert engine.heard[id].text == alone.run(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)).text
+        assert engine.outcomes[id].text == alone.run(f"prompt {n}", sampling(max_tokens=100, ignore_eos=True)).text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from tests.cli.registry.test_remote import served
-from tests.control.api.rig import As, Idle, services
+from tests.control.api.rig import FixedCaller, IdleControl, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """Runs `forebay keys` in some role against a cluster elsewhere."""
-    rig, whose = Idle(tmp_path), As()
+    rig, whose = IdleControl(tmp_path), FixedCaller()
     with served(replace(services(rig, tmp_path), authenticator=whose)) as url:
 
         def run_as(role: Role, *words: str) -> Result:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from tests.cli.registry.test_remote import served
 from tests.cli.test_records import decided, keep
-from tests.control.api.rig import As, Idle, services
+from tests.control.api.rig import FixedCaller, IdleControl, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, root: Path) -> Iterator[Run]:
     """Runs `forebay` in some role against a cluster elsewhere."""
-    rig, whose = Idle(tmp_path), As()
+    rig, whose = IdleControl(tmp_path), FixedCaller()
     with served(replace(services(rig, tmp_path), authenticator=whose, records=RecordFiles(root))) as url:
 
         def run_as(role: Role, *words: str) -> Result:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.control.api.rig import As, Idle, services
+from tests.control.api.rig import FixedCaller, IdleControl, services
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
@@ -58,7 +58,7 @@ def cluster() -> Cluster:
 @pytest.fixture
 def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
     """Runs `forebay` as somebody against a registry elsewhere; `whose` may be changed."""
-    rig, whose = Idle(tmp_path), As()
+    rig, whose = IdleControl(tmp_path), FixedCaller()
     home = tmp_path / "home"
     home.mkdir()
 

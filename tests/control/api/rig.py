@@ -41,8 +41,8 @@ ADA = Caller("ada", Role.ADMIN)
 NO_RULES = ApprovalRules()
 
 
-class Rigged(Protocol):
-    """What of a rig the API needs."""
+class ApiRig(Protocol):
+    """The parts of a rig that the API needs."""
 
     control: Controller
     journal: Journal
@@ -50,8 +50,8 @@ class Rigged(Protocol):
 
 
 @dataclass
-class As:
-    """Lets everybody in, as one caller."""
+class FixedCaller:
+    """Admits every request as one caller."""
 
     caller: Caller = ADA
 
@@ -60,8 +60,8 @@ class As:
 
 
 @dataclass
-class Changes:
-    """Answers in order; remembers what was asked."""
+class FakeReloader:
+    """Returns `results` in order, and records the calls."""
 
     results: list[Reloaded] = field(default_factory=list)
     asked: list[tuple[str, ...]] = field(default_factory=list)
@@ -101,30 +101,32 @@ def catalogue(folder: Path, rules: ApprovalRules = NO_RULES) -> Catalogue:
     return Catalogue(lambda: closing(store()), registry, add, staged, quiet)
 
 
-def services(rig: Rigged, folder: Path, results: list[Reloaded] | None = None) -> Services:
+def services(rig: ApiRig, folder: Path, results: list[Reloaded] | None = None) -> Services:
     """The parts over a rig, for an admin."""
     ring = KeyRing(("team-a", "ops"), folder / "keys.json", folder / "admin-keys.json")
-    changes = Changes(results or [])
-    return Services(rig.control, rig.journal, rig.metrics, changes, catalogue(folder), As(), keys=lambda: ring)
+    changes = FakeReloader(results or [])
+    return Services(
+        rig.control, rig.journal, rig.metrics, changes, catalogue(folder), FixedCaller(), keys=lambda: ring
+    )
 
 
-class Still(Controller):
-    """Sees nothing, at once."""
+class UnobservingController(Controller):
+    """Its observations end at once, without a result."""
 
     async def look(self) -> None:
         return None
 
 
 @dataclass
-class Idle:
-    """A control that nobody has started."""
+class IdleControl:
+    """A control that is not started."""
 
     folder: Path
 
     def __post_init__(self) -> None:
         places = Places(self.folder)
         self.journal, self.metrics = Journal(places.log, lambda event: None), Metrics()
-        self.control = Still(
+        self.control = UnobservingController(
             Plan("test", "http://127.0.0.1:8080", (), ()),
             MemoryProvider(),
             Prober(places.peers),

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.rig import As, Changes, Idle, catalogue, services
+from tests.control.api.rig import FakeReloader, FixedCaller, IdleControl, catalogue, services
 
 from forebay.control.api.access import Credentials, KeyAuthenticator
 from forebay.control.api.app import ANSWERS, make_app
@@ -32,7 +32,7 @@ Test = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Services]:
-    rig = Idle(tmp_path)
+    rig = IdleControl(tmp_path)
     yield services(rig, tmp_path)
     rig.journal.close()
 
@@ -61,7 +61,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, str | None]:
 def test_each_operation_rejects_exactly_the_callers_without_its_role(parts: Services, operation: Any) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for role in Role:
-            transport = httpx.ASGITransport(make_app(replace(parts, authenticator=As(Caller("bob", role)))))
+            transport = httpx.ASGITransport(make_app(replace(parts, authenticator=FixedCaller(Caller("bob", role)))))
             async with httpx.AsyncClient(transport=transport, base_url="http://admin") as asking:
                 answer = await asking.request(operation.method, path(operation.path), content=b"{}")
             may = operation.id in OPEN or role >= LEAST[operation.id]
@@ -145,7 +145,7 @@ def test_invalid_request_names_code_and_parameter(
 def test_the_authenticator_gets_the_host_that_the_client_named(parts: Services, host: str, meant: str) -> None:
     seen_credentials = list[Credentials]()
 
-    class Listening(As):
+    class Listening(FixedCaller):
         def admit(self, credentials: Credentials) -> Caller:
             seen_credentials.append(credentials)
             return self.caller
@@ -181,7 +181,7 @@ def test_registry_workflow_from_registration_to_verification(parts: Services, tm
     kept = catalogue(tmp_path, ApprovalRules(1, False))
 
     def said_by(name: str, role: Role) -> httpx.AsyncClient:
-        app = make_app(replace(parts, catalogue=kept, authenticator=As(Caller(name, role))))
+        app = make_app(replace(parts, catalogue=kept, authenticator=FixedCaller(Caller(name, role))))
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin/v1")
 
     async def test(_: httpx.AsyncClient) -> None:
@@ -269,7 +269,7 @@ def _flipped(content: bytes, place: int) -> str:
 
 
 def test_apply_and_reload_record_the_caller(parts: Services) -> None:
-    changing = Changes([Reloaded((), (Change("name", "1", "2"),)), Reloaded(("line 1: bad",))])
+    changing = FakeReloader([Reloaded((), (Change("name", "1", "2"),)), Reloaded(("line 1: bad",))])
 
     async def test(client: httpx.AsyncClient) -> None:
         done = await client.post("/v1/apply", json={"document": "a: 1", "dry_run": True})

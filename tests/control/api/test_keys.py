@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 
 from forebay.control.api.app import make_app
 from forebay.control.api.services import Services
@@ -27,7 +27,7 @@ def ask(tmp_path: Path) -> Callable[..., None]:
     """Runs a test against the API over a folder, as an admin."""
 
     def run(test: Test, **change: object) -> None:
-        rig = Idle(tmp_path)
+        rig = IdleControl(tmp_path)
         parts: Services = replace(services(rig, tmp_path), **change)  # type: ignore[arg-type] # by name
 
         async def bounded() -> None:
@@ -129,7 +129,7 @@ def test_no_key_changes_while_the_store_is_down(ask: Callable[..., None], tmp_pa
     def down() -> object:
         raise StoreDown("the store cannot be reached")
 
-    rig = Idle(tmp_path)
+    rig = IdleControl(tmp_path)
     broken = replace(services(rig, tmp_path).catalogue, store=down)  # type: ignore[arg-type] # all that is asked of it fails
     rig.journal.close()
 

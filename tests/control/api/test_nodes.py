@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 from tests.control.health.test_health import Rig, unit
 
 from forebay.control.api.app import make_app
@@ -12,7 +12,7 @@ from forebay.control.api.app import make_app
 
 def test_drain_and_undrain_record_the_caller_and_explain_rejections(tmp_path: Path) -> None:
     async def test() -> None:
-        rig, idle = Rig(), Idle(tmp_path)
+        rig, idle = Rig(), IdleControl(tmp_path)
         idle.control.health = health = rig.health()
         await health.begin()
         health.condemned([unit("chat-0", "gpu-0")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.test_records import decided, keep
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 
 from forebay.cli.records.reading import RecordFiles
 from forebay.control.api.app import make_app
@@ -26,7 +26,7 @@ WHERE = (
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Services]:
-    rig, root = Idle(tmp_path), tmp_path / "records"
+    rig, root = IdleControl(tmp_path), tmp_path / "records"
     keep(root, "gateway-0", decided("req-1"), decided("req-2", tenant=""))
     yield replace(services(rig, tmp_path), records=RecordFiles(root))
     rig.journal.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.control.api.rig import As, Changes, catalogue
+from tests.control.api.rig import FakeReloader, FixedCaller, catalogue
 from tests.control.deploying.rig import Rig, controlled, inline, play
 from tests.control.deploying.world import NEW, OLD, FaultyStore, World
 
@@ -25,8 +25,8 @@ Test = Callable[[Rig, httpx.AsyncClient], Awaitable[None]]
 @asynccontextmanager
 async def served(rig: Rig, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     journal = Journal(folder / "api.log", lambda event: None)
-    caller = As(Caller("bob", Role.OPERATOR))
-    parts = Services(rig.control, journal, Metrics(), Changes(), catalogue(folder), caller, inline)
+    caller = FixedCaller(Caller("bob", Role.OPERATOR))
+    parts = Services(rig.control, journal, Metrics(), FakeReloader(), catalogue(folder), caller, inline)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(make_app(parts)), base_url="http://admin/v1"
     ) as client:

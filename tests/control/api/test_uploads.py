@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 
 from forebay.cli.registry.served import catalogue_of
 from forebay.control.api.app import make_app
@@ -31,7 +31,7 @@ def quiet(stage: str, done: int, total: int | None) -> None:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Services]:
-    rig, cluster = Idle(tmp_path), Cluster.model_validate({"models": MODELS})
+    rig, cluster = IdleControl(tmp_path), Cluster.model_validate({"models": MODELS})
     yield replace(services(rig, tmp_path), catalogue=catalogue_of(lambda: cluster, tmp_path / "home", quiet))
     rig.journal.close()
 

@@ -95,8 +95,8 @@ class Story:
                     await rig.deployments.deploy(RolloutRequest("chat", "new", self.course), "ann")
                 except asyncio.CancelledError:
                     return
-        told = [f"{e.at % 1e5:.1f} {e.kind} {e.unit} {e.why}" for e in self.world.journal]
-        raise AssertionError("\n".join(["it never ended", *told]))
+        events = [f"{e.at % 1e5:.1f} {e.kind} {e.unit} {e.why}" for e in self.world.journal]
+        raise AssertionError("\n".join(["it never ended", *events]))
 
 
 def check_end(world: World, phase: Phase) -> None:
@@ -114,7 +114,7 @@ def check_end(world: World, phase: Phase) -> None:
     assert {r.revision for r in world.routes.replicas} == set(world.alive().values())
 
 
-def told(folder: Path, name: str, kill_at: tuple[str, int] = ("never", 0)) -> dict[str, int]:
+def run_story(folder: Path, name: str, kill_at: tuple[str, int] = ("never", 0)) -> dict[str, int]:
     counts: dict[str, int] = {}
 
     async def test(world: World) -> None:
@@ -132,7 +132,7 @@ def told(folder: Path, name: str, kill_at: tuple[str, int] = ("never", 0)) -> di
     "name", [pytest.param(name, marks=() if name == "canary" else pytest.mark.slow) for name in sorted(COURSES)]
 )
 def test_rollout_completes_without_kills(tmp_path: Path, name: str) -> None:
-    counts = told(tmp_path, name)
+    counts = run_story(tmp_path, name)
     assert counts["action"] > 5
     assert counts["write"] > 3
 
@@ -159,7 +159,7 @@ def test_ended_rollout_causes_no_further_actions(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", sorted(COURSES))
 def test_rollout_completes_with_control_killed_at_any_step(tmp_path: Path, name: str, kind: str) -> None:
     number = 1
-    while told(tmp_path / str(number), name, (kind, number))[kind] >= number:
+    while run_story(tmp_path / str(number), name, (kind, number))[kind] >= number:
         number += 1
         assert number < KILLS_MAX
     assert number > 3

@@ -8,8 +8,8 @@ from forebay.control.rolling.values import DeployRefused
 from forebay.sim.loop import run
 
 
-class Shelf:
-    """It never has what is wanted."""
+class UnpreparableRevisions:
+    """Knows every revision, and can prepare none."""
 
     def find(self, model: str, name: str) -> str:
         return name
@@ -23,7 +23,10 @@ def test_failed_preparation_is_retried_with_backoff() -> None:
     notes: list[tuple[str, str]] = []
 
     async def main() -> None:
-        loop, preparer = asyncio.get_running_loop(), Preparer(Shelf(), lambda kind, text: notes.append((kind, text)))
+        loop, preparer = (
+            asyncio.get_running_loop(),
+            Preparer(UnpreparableRevisions(), lambda kind, text: notes.append((kind, text))),
+        )
         for turn in range(8):
             if turn == 7:  # it is wanted anew
                 preparer.forget("chat", "r-1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.control.deploying.rig import QUICK, SWIFT, Rig, controlled, play, started
-from tests.control.deploying.test_rollouts import told
+from tests.control.deploying.test_rollouts import run_story
 from tests.control.deploying.world import NEW, OLD, World, revision, wait
 
 from forebay.control.plan import Plan
@@ -123,7 +123,7 @@ def test_new_declared_revision_applies_only_after_the_rollout(tmp_path: Path) ->
         await rig.until(lambda: world.alive() == {"chat-4": newer, "chat-5": newer, "chat-6": newer})
         assert rig.kinds[-1] == "target.set"
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_replica_count_can_change_during_a_rollout(tmp_path: Path) -> None:
             assert world.alive() == {"chat-0": NEW, "chat-3": NEW}
             assert world.provider.placed == placed
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_removing_a_model_ends_its_rollout(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_removing_a_model_ends_its_rollout(tmp_path: Path) -> None:
         assert rig.rollout.why == "the model is no longer in the cluster file"
         await rig.until(lambda: not rig.world.alive())
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_file_changed_while_control_was_down_rolls_back(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_declared_revision_can_be_redeployed_without_a_registry(tmp_path: Path) 
         await rig.until(lambda: set(rig.world.alive().values()) == {OLD})
         assert sorted(rig.world.alive()) == ["chat-1", "chat-2", "chat-3"]
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)

@@ -22,8 +22,10 @@ EASY = {
 Story = Callable[[Rig], Awaitable[None]]
 
 
-def told(folder: Path, story: Story, prepare: Callable[[World], None] = lambda world: None, **model: object) -> None:
-    """A story on a cluster that is up."""
+def run_story(
+    folder: Path, story: Story, prepare: Callable[[World], None] = lambda world: None, **model: object
+) -> None:
+    """Run a story on a cluster that is ready."""
 
     async def test(world: World) -> None:
         world.requests_per_s = 60.0
@@ -61,7 +63,7 @@ def test_healthy_canary_is_promoted_step_by_step(tmp_path: Path) -> None:
         assert rig.standing.verdict
         assert rig.standing.seen > 1000
 
-    told(tmp_path, story, rollout=EASY)
+    run_story(tmp_path, story, rollout=EASY)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_harmful_canary_is_rolled_back_at_once(tmp_path: Path, how: str, said: s
         assert world.routes.split is None
         assert rig.kinds[-1] == "rollout.rolled_back"
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -109,7 +111,7 @@ def test_unpreparable_revision_is_rolled_back_and_can_be_retried(tmp_path: Path)
         await rig.deploy(course=SWIFT)
         await rig.reaches(Phase.PROMOTED, within_s=20.0)
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -146,7 +148,7 @@ def test_download_time_does_not_count_as_start_time(tmp_path: Path) -> None:
         assert "is being prepared" in rig.rollout.why
         await rig.reaches(Phase.PROMOTED)
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -157,7 +159,7 @@ def test_never_ready_replicas_roll_back(tmp_path: Path) -> None:
         await rig.reaches(Phase.ROLLED_BACK, within_s=70.0)
         assert "0 of 1 replicas" in rig.rollout.why
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -191,7 +193,7 @@ def test_store_outage_pauses_progress_but_stops_harm(tmp_path: Path) -> None:
         await rig.reaches(Phase.ROLLED_BACK, within_s=5.0)
         assert [event.kind for event in world.journal].count("store_trouble") == 2
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_lost_commit_response_does_not_repeat_the_write(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_lost_commit_response_does_not_repeat_the_write(tmp_path: Path) -> None:
         await rig.reaches(Phase.PROMOTED)
         assert len(await rig.deployments.past("chat", 10)) == 1
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_share_drops_when_its_replicas_are_not_ready(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_share_drops_when_its_replicas_are_not_ready(tmp_path: Path) -> None:
         world.never_ready.clear()
         await rig.reaches(Phase.PROMOTED)
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -246,7 +248,7 @@ def test_rollout_can_be_paused_resumed_promoted_and_aborted(tmp_path: Path) -> N
         assert kinds == [f"rollout.{each}" for each in ("started", "paused", "resumed", "forced", "aborted")]
         await rig.until(lambda: set(rig.world.alive().values()) == {OLD})
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.slow
@@ -266,7 +268,7 @@ def test_shadow_and_ab_rollouts_change_no_target(tmp_path: Path) -> None:
         assert rig.standing.effects
         assert len(await rig.deployments.past(None, 10)) == 2
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_invalid_deploy_request_names_the_parameter(
             with pytest.raises(DeployRefused, match="chat:1 of chat is under way"):
                 await rig.deploy("newer")
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_unreadable_golden_set_is_rejected_at_deploy(tmp_path: Path) -> None:
@@ -305,10 +307,10 @@ def test_unreadable_golden_set_is_rejected_at_deploy(tmp_path: Path) -> None:
         with pytest.raises(DeployRefused, match=r"gone\.jsonl: it cannot be read"):
             await rig.deploy()
 
-    told(tmp_path, story, rollout={"golden": {"file": str(tmp_path / "gone.jsonl")}})
+    run_story(tmp_path, story, rollout={"golden": {"file": str(tmp_path / "gone.jsonl")}})
 
 
-def mistaken(*_: object) -> None:
+def raise_key_error(*_: object) -> None:
     raise KeyError("of ours")
 
 
@@ -321,7 +323,7 @@ def test_internal_error_in_deployments_leaves_reconciling_intact(
         await rig.reaches(Phase.COMPARING)
         for name in ("shaped", "look"):
             with monkeypatch.context() as wrong:
-                wrong.setattr(rig.deployments, name, mistaken)
+                wrong.setattr(rig.deployments, name, raise_key_error)
                 await rig.until(lambda: "KeyError" in rig.control.trouble)
                 world.provider.end("chat-0", world.generation("chat-0"), "was killed by signal 9 (SIGKILL)")
                 await rig.until(lambda: world.ready(OLD) == 2)
@@ -329,7 +331,7 @@ def test_internal_error_in_deployments_leaves_reconciling_intact(
                 assert "chat-4" in world.alive()
             await rig.until(lambda: not rig.control.trouble)
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_shutdown_does_not_roll_back(tmp_path: Path) -> None:
@@ -340,4 +342,4 @@ def test_shutdown_does_not_roll_back(tmp_path: Path) -> None:
         await rig.task
         assert rig.rollout.phase is Phase.COMPARING
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)

@@ -48,8 +48,8 @@ def revision(name: str) -> str:
 NEW, OLD = revision("new"), revision("old")
 
 
-class Shelf:
-    """Revisions by the name of what they say; `broken` ones cannot be prepared."""
+class FakeRevisions:
+    """Three revisions by name; `broken` ones cannot be prepared."""
 
     def __init__(self) -> None:
         self.names = {revision(name): name for name in ("old", "new", "newer")}
@@ -93,7 +93,7 @@ class World:
     """Called after each action of control."""
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf()
+        self.shelf = FakeRevisions()
         self.provider = WatchedProvider(self)
         self.specs: dict[UnitKey, WorkerSpec] = {}
         self.born: dict[UnitKey, float] = {}

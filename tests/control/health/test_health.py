@@ -25,8 +25,8 @@ FINE = DeviceReading("gpu-0", throttles=(), life="boot-1", duty=0.5, temperature
 
 
 @dataclass
-class Told:
-    """A source that says what a test lets it say."""
+class FakeDeviceSource:
+    """A source with the readings and events that a test sets."""
 
     now: tuple[DeviceReading, ...] = (FINE,)
     news: list[DeviceEvent] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Told:
 
 
 @dataclass
-class Memory:
+class FakeStore:
     """A store in memory that a test can break."""
 
     kept: dict[str, Kept] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class Memory:
 class Rig:
     """Health over parts of a test."""
 
-    source: Told = field(default_factory=Told)
-    store: Memory = field(default_factory=Memory)
+    source: FakeDeviceSource = field(default_factory=FakeDeviceSource)
+    store: FakeStore = field(default_factory=FakeStore)
     nodes: tuple[NodeSettings, ...] = ()
     told: list[tuple[str, str]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
@@ -234,7 +234,7 @@ def test_hanging_driver_is_not_polled_again_until_it_returns() -> None:
     async def story(rig: Rig) -> None:
         free, asked = threading.Event(), []
 
-        class Hanging(Told):
+        class Hanging(FakeDeviceSource):
             def readings(self) -> tuple[DeviceReading, ...]:
                 asked.append(1)
                 free.wait()
@@ -258,14 +258,14 @@ def test_hanging_driver_is_not_polled_again_until_it_returns() -> None:
 
 def test_driver_exception_leaves_device_state_unchanged() -> None:
     async def story(rig: Rig) -> None:
-        class Broken(Told):
+        class Broken(FakeDeviceSource):
             def readings(self) -> tuple[DeviceReading, ...]:
                 raise OSError("segment gone")
 
         look = await Watch(Broken()).look()
         assert (look.readings, look.trouble) == (None, "OSError: segment gone")
 
-        class Deaf(Told):
+        class Deaf(FakeDeviceSource):
             def events(self) -> tuple[DeviceEvent, ...]:
                 raise DevicesUnknown("no log")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import msgspec
 from rich.console import Console
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 
 from forebay.cli.view.status import view
 from forebay.control.api.app import make_app
@@ -104,7 +104,7 @@ def test_term_pauses_while_its_lease_cannot_be_renewed(tmp_path: Path) -> None:
 
 
 def test_follower_rejects_leader_operations_with_the_leader_url(tmp_path: Path) -> None:
-    rig = Idle(tmp_path)
+    rig = IdleControl(tmp_path)
     rig.control.leading = Followed()
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_metrics_report_the_leader_at_scrape_time(tmp_path: Path) -> None:
     leadership = Leadership(lambda: store, "c", "a", "", 10.0)
     fence = Fence(tmp_path / "epochs", leadership.apply().epoch)
     fence.raise_up()
-    term, rig = Term(leadership, fence, 0.0, "", now=lambda: time[0]), Idle(tmp_path)
+    term, rig = Term(leadership, fence, 0.0, "", now=lambda: time[0]), IdleControl(tmp_path)
 
     async def main() -> None:
         transport = httpx.ASGITransport(make_app(services(rig, tmp_path)))

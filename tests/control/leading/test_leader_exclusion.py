@@ -29,7 +29,7 @@ NUMBERS = itertools.count()
 NOTHING: Mapping[int, float] = {}
 
 
-class Wish(Enum):
+class Action(Enum):
     """What a control does next while it leads."""
 
     RENEW = auto()
@@ -90,7 +90,7 @@ class Control:
         leadership = Clocked(world.opened, world.name, name, "", LEASE_S)
         leadership.world = world
         self._candidate = Candidate(leadership, world.epochs, "", lambda kind, why: None)
-        self.wish = Wish.RENEW
+        self.action = Action.RENEW
         self._life: Generator[Any, None, None] = self._live().__await__()
 
     def now(self) -> float:
@@ -113,12 +113,12 @@ class Control:
                 await Pause()
                 continue
             while not self.term.over:
-                match self.wish:
-                    case Wish.RENEW:
+                match self.action:
+                    case Action.RENEW:
                         await self.term.renew(run)
-                    case Wish.ACT:
+                    case Action.ACT:
                         await self._act(self.term)
-                    case Wish.WRITE:
+                    case Action.WRITE:
                         await self._write(self.term)
                 await Pause()
 
@@ -149,12 +149,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 class Turn(NamedTuple):
-    """A control goes on for so many steps, after the others had the time, and wants something of its leadership."""
+    """After `after_s` seconds, one control runs `steps` steps with this action."""
 
     who: int
     after_s: float
     steps: int
-    wish: Wish
+    action: Action
     down: bool
 
 
@@ -164,7 +164,7 @@ TURNS = st.lists(
         st.integers(0, 2),
         st.sampled_from([0.0, 0.5, 2.0, 6.0, 6.5, 7.0, 7.5, 8.1, 9.0, 30.0]),
         st.integers(1, 7),
-        st.sampled_from(Wish),
+        st.sampled_from(Action),
         st.booleans().flatmap(lambda rare: st.booleans() if rare else st.just(False)),
     ),
     min_size=5,
@@ -184,7 +184,7 @@ def live(
             world.time += turn.after_s
             world.leapt += leaps.get(number, 0.0)
             world.down = turn.down
-            controls[turn.who].wish = turn.wish
+            controls[turn.who].action = turn.action
             for _ in range(turn.steps):
                 controls[turn.who].step()
                 assert leaps or sum(control.believes for control in controls) <= 1
@@ -228,18 +228,18 @@ def test_at_most_one_leader_over_many_examples(
     live(store, tmp_path, rates, turns)
 
 
-def turn(who: int, after_s: float, steps: int, wish: Wish) -> Turn:
-    return Turn(who, after_s, steps, wish, down=False)
+def turn(who: int, after_s: float, steps: int, action: Action) -> Turn:
+    return Turn(who, after_s, steps, action, down=False)
 
 
 def test_leader_paused_before_acting_is_fenced_when_it_resumes(store: Store, tmp_path: Path) -> None:
-    for wish in (Wish.ACT, Wish.WRITE):
-        turns = [turn(0, 0.0, 5, wish), turn(1, 9.0, 9, wish), turn(0, 0.0, 3, wish), turn(2, 9.0, 9, wish)]
+    for action in (Action.ACT, Action.WRITE):
+        turns = [turn(0, 0.0, 5, action), turn(1, 9.0, 9, action), turn(0, 0.0, 3, action), turn(2, 9.0, 9, action)]
         world = live(store, tmp_path, [1.0, 0.9, 1.1], turns)
         assert sorted({*world.done, *world.written}) == [1, 2, 3]
 
 
 def test_lease_tolerates_the_slowest_allowed_clock(store: Store, tmp_path: Path) -> None:
     slow, quick = 1 - DRIFT_MAX, 1.0
-    turns = [turn(0, 0.0, 3, Wish.RENEW), turn(1, LEASE_S + 0.1, 9, Wish.ACT), turn(0, 0.0, 3, Wish.ACT)]
+    turns = [turn(0, 0.0, 3, Action.RENEW), turn(1, LEASE_S + 0.1, 9, Action.ACT), turn(0, 0.0, 3, Action.ACT)]
     assert set(live(store, tmp_path, [slow, quick, quick], turns).done) == {2}

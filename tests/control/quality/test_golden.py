@@ -30,7 +30,7 @@ def case(scorer: str = "exact", request: dict[str, object] | None = None, **besi
     return golden.cases[0]
 
 
-async def asked(
+async def ask_case(
     stable: Replying | str, canary: Replying | str, one: Case, helpers: Mapping[str, Replying] | None = None
 ) -> list[Observation]:
     """What a case finds out; for a text nobody listens there."""
@@ -57,7 +57,7 @@ def values(found: list[Observation], metric: str) -> dict[str, float]:
     ("stable", "canary", "better"), [(FINE, FINE, 0.0), (FINE, BAD, -1.0), (BAD, FINE, 1.0), (BAD, BAD, 0.0)]
 )
 def test_quality_compares_canary_with_stable_response(stable: Replying, canary: Replying, better: float) -> None:
-    found = asyncio.run(asked(stable, canary, case()))
+    found = asyncio.run(ask_case(stable, canary, case()))
     assert values(found, "quality") == {"canary": better}
     assert values(found, "errors") == values(found, "rejections") == {"stable": 0.0, "canary": 0.0}
 
@@ -80,7 +80,7 @@ def cut(path: str, body: Body) -> tuple[int, bytes]:
     ],
 )
 def test_failure_counts_as_error_not_as_quality(canary: Replying) -> None:
-    found = asyncio.run(asked(FINE, canary, case()))
+    found = asyncio.run(ask_case(FINE, canary, case()))
     assert values(found, "errors") == {"stable": 0.0, "canary": 1.0}
     assert values(found, "rejections") == {"stable": 0.0}
     assert values(found, "quality") == {}
@@ -109,7 +109,7 @@ def test_late_response_is_lost() -> None:
 
 @pytest.mark.parametrize("canary", [refusing(400, Code.INVALID_REQUEST), lambda path, body: (404, b"")])
 def test_rejected_prompt_scores_zero(canary: Replying) -> None:
-    found = asyncio.run(asked(FINE, canary, case()))
+    found = asyncio.run(ask_case(FINE, canary, case()))
     assert values(found, "rejections") == {"stable": 0.0, "canary": 1.0}
     assert values(found, "errors") == {"stable": 0.0}
     assert values(found, "quality") == {"canary": -1.0}
@@ -117,7 +117,7 @@ def test_rejected_prompt_scores_zero(canary: Replying) -> None:
 
 @pytest.mark.parametrize("canary", [NOWHERE, refusing(503, Code.OVERLOADED), refusing(503, Code.DRAINING)])
 def test_unreachable_and_full_replicas_count_as_no_error(canary: Replying | str) -> None:
-    found = asyncio.run(asked(FINE, canary, case()))
+    found = asyncio.run(ask_case(FINE, canary, case()))
     assert values(found, "errors") == values(found, "rejections") == {"stable": 0.0}
     assert values(found, "quality") == {}
 
@@ -145,11 +145,11 @@ def test_case_is_sent_as_given_with_deterministic_defaults() -> None:
 def test_similarity_and_judge_models_score_responses() -> None:
     stable, canary = chatting(lambda text: "It is Paris."), chatting(lambda text: "It is Rome.")
     vectors = embedding(lambda text: [1.0, 0.0] if "Paris" in text else [0.6, 0.8])
-    found = asyncio.run(asked(stable, canary, case("similarity", reference="Paris"), {"similarity": vectors}))
+    found = asyncio.run(ask_case(stable, canary, case("similarity", reference="Paris"), {"similarity": vectors}))
     assert values(found, "quality") == {"canary": pytest.approx(-0.4)}
 
     judge = chatting(lambda text: "9/10" if "It is Paris." in text else "2")
-    found = asyncio.run(asked(stable, canary, case("judge", reference="Paris"), {"judge": judge}))
+    found = asyncio.run(ask_case(stable, canary, case("judge", reference="Paris"), {"judge": judge}))
     assert values(found, "quality") == {"canary": pytest.approx(-0.7)}
 
 
@@ -160,14 +160,16 @@ def test_unusable_judge_or_similarity_response_gives_no_score(scorer: str, helpe
         return 200, {"choices": [{"message": {"content": "well"}}], "data": []}
 
     helpers = {} if helper is None else {scorer: strange if scorer == "similarity" else helper}
-    found = asyncio.run(asked(FINE, BAD, case(scorer, reference="Paris"), helpers))
+    found = asyncio.run(ask_case(FINE, BAD, case(scorer, reference="Paris"), helpers))
     assert values(found, "quality") == {}
     assert values(found, "errors") == {"stable": 0.0, "canary": 0.0}
 
 
 def test_empty_response_needs_no_judge() -> None:
     empty = chatting(lambda text: "")
-    found = asyncio.run(asked(empty, empty, case("judge", reference="Paris"), {"judge": chatting(lambda text: "10")}))
+    found = asyncio.run(
+        ask_case(empty, empty, case("judge", reference="Paris"), {"judge": chatting(lambda text: "10")})
+    )
     assert values(found, "quality") == {"canary": 0.0}
 
 

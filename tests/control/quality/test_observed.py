@@ -23,8 +23,10 @@ def gateway(slot: str, pid: int = PID) -> ObservedUnit:
     return ObservedUnit(slot, 1, Kind.GATEWAY, "d", 5.0, True, pid, Endpoint(pid, "127.0.0.1", 1))
 
 
-def heard(folder: Path, replies: dict[str, Replying], cursors: dict[str, tuple[str, int]]) -> dict[str, Observed]:
-    """What the gateways of these slots tell."""
+def poll_observations(
+    folder: Path, replies: dict[str, Replying], cursors: dict[str, tuple[str, int]]
+) -> dict[str, Observed]:
+    """The observations that the gateways of these slots report."""
 
     async def ask() -> dict[str, Observed]:
         prober = Prober(folder)
@@ -58,7 +60,7 @@ def test_each_gateway_is_polled_from_its_cursor(tmp_path: Path) -> None:
         return 200, msgspec.json.encode(SEEN)
 
     replies: dict[str, Replying] = {"gateway-0": telling, "gateway-1": telling}
-    assert heard(tmp_path, replies, {"gateway-1": ("i-1", 5)}) == {"gateway-0": SEEN, "gateway-1": SEEN}
+    assert poll_observations(tmp_path, replies, {"gateway-1": ("i-1", 5)}) == {"gateway-0": SEEN, "gateway-1": SEEN}
     assert sorted(asked) == ["/observations?after=0&instance=", "/observations?after=5&instance=i-1"]
 
 
@@ -72,7 +74,7 @@ def test_gateways_with_unreadable_responses_are_left_out(tmp_path: Path, answer:
         "gateway-0": lambda path, body: answer,
         "gateway-1": lambda path, body: (200, msgspec.json.encode(SEEN)),
     }
-    assert heard(tmp_path, replies, {}) == {"gateway-1": SEEN}
+    assert poll_observations(tmp_path, replies, {}) == {"gateway-1": SEEN}
 
 
 def test_shared_gateway_port_is_not_polled(tmp_path: Path) -> None:

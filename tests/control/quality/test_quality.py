@@ -47,8 +47,8 @@ class ModelClient:
         return Answer(200, msgspec.json.encode({"choices": [{"message": {"content": said}}]}))
 
 
-class Bench:
-    """A `Quality` that runs, and what it has told."""
+class QualityRig:
+    """A running `Quality` and its notes."""
 
     def __init__(self, golden: Path) -> None:
         self.asker = ModelClient()
@@ -73,7 +73,7 @@ def golden(tmp_path: Path) -> Path:
     return file
 
 
-def running(bench: Bench, test: Callable[[], Awaitable[None]]) -> None:
+def running(bench: QualityRig, test: Callable[[], Awaitable[None]]) -> None:
     async def both() -> None:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(bench.quality.run())
@@ -88,7 +88,7 @@ def named(found: list[Observation]) -> Counter[str]:
 
 
 def test_golden_set_is_repeated_while_a_rollout_compares(golden: Path) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
 
     async def test() -> None:
         bench.quality.aim([bench.aim])
@@ -109,7 +109,7 @@ def test_golden_set_is_repeated_while_a_rollout_compares(golden: Path) -> None:
 
 @pytest.mark.parametrize("lacking", ["stable_url", "canary_url"])
 def test_golden_prompts_are_sent_only_once_both_revisions_are_ready(golden: Path, lacking: str) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
 
     async def test() -> None:
         bench.quality.aim([replace(bench.aim, **{lacking: None})])
@@ -124,7 +124,7 @@ def test_golden_prompts_are_sent_only_once_both_revisions_are_ready(golden: Path
 
 def test_a_broken_golden_file_is_reported_and_nothing_is_sent(golden: Path) -> None:
     golden.write_text("nonsense")
-    bench = Bench(golden)
+    bench = QualityRig(golden)
 
     async def test() -> None:
         bench.quality.aim([bench.aim])
@@ -137,7 +137,7 @@ def test_a_broken_golden_file_is_reported_and_nothing_is_sent(golden: Path) -> N
 
 
 def test_quality_task_survives_errors(golden: Path) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
     bench.asker.mistake = RuntimeError("the moon is full")
 
     async def test() -> None:
@@ -155,7 +155,7 @@ def test_quality_task_survives_errors(golden: Path) -> None:
 
 def test_hanging_replica_does_not_block_other_observations(golden: Path) -> None:
     golden.write_text("\n".join(json.dumps({**CASE, "id": str(n)}) for n in range(6)))
-    bench = Bench(golden)
+    bench = QualityRig(golden)
     hang = asyncio.Event()
 
     class Hanging(ModelClient):
@@ -186,7 +186,7 @@ def pairs(several: int, rollout: str = "1") -> list[Pair]:
 
 
 def test_pairs_are_scored_by_the_available_models(golden: Path) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
     plain = replace(bench.aim, settings=RolloutSettings())
     helped = replace(plain, judge=ReplicaTarget("judge", "j"), similarity=ReplicaTarget("similarity", "s"))
 
@@ -216,7 +216,7 @@ def test_pairs_are_scored_by_the_available_models(golden: Path) -> None:
 
 
 def test_embedding_pairs_use_the_similarity_from_the_gateway(golden: Path) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
     bench.quality.aim([replace(bench.aim, settings=RolloutSettings(), similarity=ReplicaTarget("similarity", "s"))])
     bench.quality.take([Pair("1", "256", "", "", "", alike=0.75)])
     assert bench.quality.drain("1") == [Observation("agreement", Arm.CANARY, -0.25, "256")]
@@ -224,7 +224,7 @@ def test_embedding_pairs_use_the_similarity_from_the_gateway(golden: Path) -> No
 
 
 def test_unfetched_observations_and_uncompared_pairs_are_bounded(golden: Path) -> None:
-    bench = Bench(golden)
+    bench = QualityRig(golden)
     plain = replace(bench.aim, settings=RolloutSettings())
     bench.quality.aim([plain])
     for _ in range(FOUND_MAX // 1000 + 1):

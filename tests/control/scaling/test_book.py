@@ -20,8 +20,8 @@ from forebay.store.schema import SCALES
 CHANGE = Changed("scale.set", 1.0, "ann", "model/chat", "")
 
 
-def played(folder: Path, test: Callable[[Store, list[str]], Awaitable[None]]) -> None:
-    """A test with a store and what was noted, on virtual time."""
+def run_with_store(folder: Path, test: Callable[[Store, list[str]], Awaitable[None]]) -> None:
+    """Run a test with a store and the list of its notes, on virtual time."""
     store, noted = open_store(f"sqlite:///{folder / 'store.db'}"), list[str]()
 
     async def story() -> None:
@@ -58,11 +58,11 @@ def test_a_conflicting_write_is_based_on_the_newer_version(tmp_path: Path) -> No
         for book in books:
             book.close()
 
-    played(tmp_path, test)
+    run_with_store(tmp_path, test)
 
 
-class Odd(Documents):
-    """Fails as told, then works."""
+class FailingDocuments(Documents):
+    """Raises these errors in turn, then works."""
 
     def __init__(self, store: Store, *errors: Exception) -> None:
         super().__init__(SCALES, lambda: store, "test")
@@ -80,7 +80,7 @@ class Odd(Documents):
 )
 def test_failed_write_is_retried_later(tmp_path: Path, error: Exception, noted_then: str) -> None:
     async def test(store: Store, noted: list[str]) -> None:
-        book = Book(Odd(store, error), inline, lambda kind, why: noted.append(why))
+        book = Book(FailingDocuments(store, error), inline, lambda kind, why: noted.append(why))
         it = scaled(1)
         task = asyncio.get_running_loop().create_task(book.follow(lambda: (it,), lambda stored: None))
         book.hurry()
@@ -93,7 +93,7 @@ def test_failed_write_is_retried_later(tmp_path: Path, error: Exception, noted_t
         with suppress(asyncio.CancelledError):
             await task
 
-    played(tmp_path, test)
+    run_with_store(tmp_path, test)
 
 
 def test_unusable_recall_file_is_ignored(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_unusable_recall_file_is_ignored(tmp_path: Path) -> None:
         await book.keep(it)
         assert book.recalled() == {"chat": Kept(it.text())}
 
-    played(tmp_path, test)
+    run_with_store(tmp_path, test)

@@ -9,8 +9,8 @@ from forebay.core.reconcile import ObservedUnit
 from forebay.sim.loop import run
 
 
-class Told:
-    """Gateways that say what is in `now`."""
+class FakeGateways:
+    """Gateways that report what is in `now`."""
 
     def __init__(self) -> None:
         self.now: dict[str, Pressure] = {}
@@ -22,23 +22,23 @@ class Told:
         return dict(self.now)
 
 
-async def polled(collector: Collector, told: Told, *gateways: str) -> Collected | None:
+async def collect_at_next_poll(collector: Collector, told: FakeGateways, *gateways: str) -> Collected | None:
     await asyncio.sleep(1.0)
     return await collector.collect(told, (), gateways or ("g0",))
 
 
-def came(found: Collected | None) -> dict[str, int] | None:
+def arrivals_of(found: Collected | None) -> dict[str, int] | None:
     return None if found is None else {name: each.arrivals for name, each in found.models.items()}
 
 
 def test_collector_reports_differences_between_polls() -> None:
     async def story() -> None:
-        collector, told = Collector(), Told()
+        collector, told = Collector(), FakeGateways()
         told.tell("g0", 100)
-        assert await polled(collector, told) is None
+        assert await collect_at_next_poll(collector, told) is None
         told.tell("g0", 107)
-        found = await polled(collector, told)
-        assert came(found) == {"chat": 7}
+        found = await collect_at_next_poll(collector, told)
+        assert arrivals_of(found) == {"chat": 7}
         assert found is not None
         assert found.since_s == 1.0
         assert found.models["chat"].waiting == 107
@@ -48,55 +48,55 @@ def test_collector_reports_differences_between_polls() -> None:
 
 def test_missing_gateway_response_makes_the_poll_unknown_and_loses_no_counts() -> None:
     async def story() -> None:
-        collector, told = Collector(), Told()
+        collector, told = Collector(), FakeGateways()
         told.tell("g0", 1)
         told.tell("g1", 1)
-        assert await polled(collector, told, "g0", "g1") is None
+        assert await collect_at_next_poll(collector, told, "g0", "g1") is None
         silent = told.now.pop("g1")
         told.tell("g0", 5)
-        assert await polled(collector, told, "g0", "g1") is None
+        assert await collect_at_next_poll(collector, told, "g0", "g1") is None
         told.now["g1"] = silent
         told.tell("g0", 9)
-        found = await polled(collector, told, "g0", "g1")
-        assert (came(found), found and found.since_s) == ({"chat": 8}, 2.0)
+        found = await collect_at_next_poll(collector, told, "g0", "g1")
+        assert (arrivals_of(found), found and found.since_s) == ({"chat": 8}, 2.0)
 
     run(story(), seconds_max=100.0)
 
 
 def test_new_gateway_counts_from_zero_and_unknown_old_one_from_now() -> None:
     async def story() -> None:
-        collector, told = Collector(), Told()
+        collector, told = Collector(), FakeGateways()
         told.tell("g0", 50)
-        await polled(collector, told)
+        await collect_at_next_poll(collector, told)
         told.tell("g0", 3, instance="b", age_s=0.5)
-        assert came(await polled(collector, told)) == {"chat": 3}
+        assert arrivals_of(await collect_at_next_poll(collector, told)) == {"chat": 3}
         told.tell("g0", 900, instance="c", age_s=3600.0)
-        assert came(await polled(collector, told)) == {"chat": 0}
+        assert arrivals_of(await collect_at_next_poll(collector, told)) == {"chat": 0}
 
     run(story(), seconds_max=100.0)
 
 
 def test_removed_gateway_is_no_longer_counted() -> None:
     async def story() -> None:
-        collector, told = Collector(), Told()
+        collector, told = Collector(), FakeGateways()
         told.tell("g0", 5)
         told.tell("g1", 5)
-        await polled(collector, told, "g0", "g1")
+        await collect_at_next_poll(collector, told, "g0", "g1")
         del told.now["g1"]
         told.tell("g0", 6)
-        assert came(await polled(collector, told, "g0")) == {"chat": 1}
+        assert arrivals_of(await collect_at_next_poll(collector, told, "g0")) == {"chat": 1}
 
     run(story(), seconds_max=100.0)
 
 
 def test_model_missing_from_one_gateway_is_unknown() -> None:
     async def story() -> None:
-        collector, told = Collector(), Told()
+        collector, told = Collector(), FakeGateways()
         told.tell("g0", 5)
         told.tell("g1", 5, model="other")
-        await polled(collector, told, "g0", "g1")
-        assert came(await polled(collector, told, "g0", "g1")) == {}
-        assert came(await polled(collector, told, "g1")) == {"other": 0}
+        await collect_at_next_poll(collector, told, "g0", "g1")
+        assert arrivals_of(await collect_at_next_poll(collector, told, "g0", "g1")) == {}
+        assert arrivals_of(await collect_at_next_poll(collector, told, "g1")) == {"other": 0}
 
     run(story(), seconds_max=100.0)
 
@@ -104,6 +104,6 @@ def test_model_missing_from_one_gateway_is_unknown() -> None:
 def test_without_gateways_nothing_is_known() -> None:
     async def story() -> None:
         collector = Collector()
-        assert await collector.collect(Told(), (), ()) is None
+        assert await collector.collect(FakeGateways(), (), ()) is None
 
     run(story(), seconds_max=100.0)

@@ -11,8 +11,8 @@ from tests.control.scaling.rig import HPA, Scaling, controlled, plan_of, play, s
 Story = Callable[[Scaling], Awaitable[None]]
 
 
-def told(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
-    """A story on a cluster that is up."""
+def run_story(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
+    """Run a story on a cluster that is ready."""
 
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, {**HPA, **(scale or {})}, **model)) as scaling:
@@ -36,11 +36,11 @@ def test_replicas_follow_the_load_with_recorded_decisions(tmp_path: Path) -> Non
         it.crowd.load = 2.0
         await it.has(1)
         assert it.kinds[0] == "scale.changed"
-        wanted = [told.wanted for told in it.scaler.standing()[0].told if told.wanted != told.before]
+        wanted = [move.wanted for move in it.scaler.standing()[0].told if move.wanted != move.before]
         assert wanted[-1] == 1
         assert max(wanted) == 6
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_predicted_ttft_rule_scales_up_and_holds_while_predictions_are_missing(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_predicted_ttft_rule_scales_up_and_holds_while_predictions_are_missing(t
         await it.has(1)
         assert it.scaler.standing()[0].told[-1].figures["predicted_ttft_s"] == 0.1
 
-    told(tmp_path, story, {"max": 3, "signal": "predicted_ttft_s", "target": 1.0})
+    run_story(tmp_path, story, {"max": 3, "signal": "predicted_ttft_s", "target": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_requests_per_gpu_rule_counts_gpus_per_replica(
         await wait(5.0)
         assert it.scaler.standing()[0].told[-1].figures["requests_per_gpu"] == pytest.approx(each, rel=0.01)
 
-    told(tmp_path, story, {"signal": "requests_per_gpu"}, placement=placement)
+    run_story(tmp_path, story, {"signal": "requests_per_gpu"}, placement=placement)
 
 
 def test_idle_model_scales_to_zero_and_back_on_the_first_request(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_idle_model_scales_to_zero_and_back_on_the_first_request(tmp_path: Path)
         await it.has(1, within_s=5.0)
         assert it.rig.world.routes.start_s >= 1.0
 
-    told(tmp_path, story, {"min": 0})
+    run_story(tmp_path, story, {"min": 0})
 
 
 def test_model_can_start_with_zero_replicas(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_model_can_start_with_zero_replicas(tmp_path: Path) -> None:
         await wait(10.0)
         assert it.slots == []
 
-    told(tmp_path, story, {"min": 0}, replicas=0)
+    run_story(tmp_path, story, {"min": 0}, replicas=0)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_restarted_gateway_counts_from_zero(tmp_path: Path) -> None:
         await wait(60.0)
         assert len(it.slots) == 2
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_scaling_continues_after_control_was_killed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_scaling_continues_after_control_was_killed(tmp_path: Path) -> None:
         await wait(60.0)
         assert len(again.slots) == 5
         assert again.scaler.standing()[0].told[-1].wanted == 5
-        assert max(told.wanted for told in again.scaler.standing()[0].told) == 5
+        assert max(move.wanted for move in again.scaler.standing()[0].told) == 5
         assert world.provider.placed["chat-4"] == 1
         await again.rig.kill()
 

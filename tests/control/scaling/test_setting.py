@@ -21,7 +21,7 @@ from forebay.store.schema import SCALES
 Story = Callable[[Scaling], Awaitable[None]]
 
 
-def told(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
+def run_story(folder: Path, story: Story, scale: dict[str, object] | None = None, **model: Any) -> None:
     async def test(world: World) -> None:
         async with controlled(world, plan_of(world, scale, **model)) as scaling:
             await scaling.has(1)
@@ -72,7 +72,7 @@ def test_manual_bounds_override_the_cluster_file(tmp_path: Path) -> None:
         await it.scaler.set(ScalingRequest("chat"), "ann")
         assert it.scaler.bounds("chat") == (1, 6)
 
-    told(tmp_path, story, dict(HPA))
+    run_story(tmp_path, story, dict(HPA))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_invalid_scaling_request_is_rejected(tmp_path: Path, wish: ScalingReques
         with pytest.raises(ScaleRefused, match=text):
             await it.scaler.set(wish, "ann")
 
-    told(tmp_path, story, dict(HPA))
+    run_story(tmp_path, story, dict(HPA))
 
 
 def test_model_without_scale_accepts_replicas_but_no_bounds(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_model_without_scale_accepts_replicas_but_no_bounds(tmp_path: Path) -> N
         [standing] = it.scaler.standing()
         assert (standing.scale, standing.min, standing.wanted) == (None, None, 1)
 
-    told(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_shadow_mode_reports_decisions_without_scaling(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_shadow_mode_reports_decisions_without_scaling(tmp_path: Path) -> None:
         assert not it.scaler.standing()[0].told[-1].done
         assert not it.rig.world.routes.on_demand
 
-    told(tmp_path, story, {**HPA, "shadow": True, "min": 0})
+    run_story(tmp_path, story, {**HPA, "shadow": True, "min": 0})
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_changed_bounds_keep_running_replicas(tmp_path: Path) -> None:
         assert it.scaler.bounds("chat") is None
         assert world.provider.placed["chat-0"] == 1
 
-    told(tmp_path, story, dict(HPA))
+    run_story(tmp_path, story, dict(HPA))
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_rollout_in_progress_allows_only_scale_up(tmp_path: Path) -> None:
         await it.has(1)
         assert world.provider.placed["chat-0"] == 1
 
-    told(tmp_path, story, dict(HPA))
+    run_story(tmp_path, story, dict(HPA))
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_lost_commit_response_records_no_second_event(tmp_path: Path) -> None:
         await wait(30.0)
         assert [actor for _, actor, _ in history(world)] == ["ann", "control"]
 
-    told(tmp_path, story, dict(HPA))
+    run_story(tmp_path, story, dict(HPA))
 
 
 def test_incompatible_stored_state_keeps_only_manual_settings() -> None:

@@ -22,7 +22,7 @@ from forebay.obs.clock import wall_s
 DIED = "was killed by signal 9 (SIGKILL)"
 
 
-def lived(folder: Path, story: Callable[[Rig, Chronicle], Awaitable[None]], standby: int = 0) -> None:
+def run_story(folder: Path, story: Callable[[Rig, Chronicle], Awaitable[None]], standby: int = 0) -> None:
     async def test(world: World) -> None:
         world.replicas = 1
         async with controlled(world, world.plan(standby=standby)) as rig:
@@ -45,12 +45,12 @@ def runs(world: World, generation: int) -> bool:
     return "chat-0" in world.alive() and world.generation("chat-0") == generation
 
 
-def told(world: World, back_s: float = DAY_S) -> Day:
+def recorded_day(world: World, back_s: float = DAY_S) -> Day:
     return past(world.places.availability, wall_s() - back_s, wall_s())
 
 
-def whole(world: World) -> Stretch:
-    return sum(told(world).models["chat"].values(), Stretch())
+def recorded_total(world: World) -> Stretch:
+    return sum(recorded_day(world).models["chat"].values(), Stretch())
 
 
 def test_observed_time_and_failures_are_recorded(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_observed_time_and_failures_are_recorded(tmp_path: Path) -> None:
         world.provider.end("chat-0", 1, DIED)
         await wait(60.0)
         kept.save()
-        seen = whole(world)
+        seen = recorded_total(world)
 
         assert 80.0 < seen.known_s <= 95.0
         assert START_S <= seen.down_s - START_S <= 2 * START_S  # the first start too
@@ -67,13 +67,13 @@ def test_observed_time_and_failures_are_recorded(tmp_path: Path) -> None:
         assert (seen.lived.failures, seen.lived.repairs, seen.lived.starts) == (1, 1, 2)
         assert START_S <= seen.lived.repair_s <= 2 * START_S
         assert seen.lived == kept.lived("chat")
-        starting, failure, outage = told(world).incidents
+        starting, failure, outage = recorded_day(world).incidents
         assert (starting.what, starting.lasted_s is not None) == (What.OUTAGE, True)
         assert (failure.what, failure.unit, failure.model) == (What.FAILURE, "chat-0", "chat")
         assert DIED in failure.why
         assert (outage.what, outage.lasted_s) == (What.OUTAGE, failure.lasted_s)
 
-    lived(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_failure_with_standby_is_not_an_outage(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_failure_with_standby_is_not_an_outage(tmp_path: Path) -> None:
         world.provider.end("chat-0", 1, DIED)
         await wait(20.0)
 
-        assert [each.what for each in told(world).incidents] == [What.OUTAGE, What.FAILURE]
+        assert [each.what for each in recorded_day(world).incidents] == [What.OUTAGE, What.FAILURE]
         after = kept.lived("chat")
         assert (after.promotions - before.promotions, after.failures) == (1, 1)
         assert after.promotion_s < 1.0
 
-    lived(tmp_path, story, standby=1)
+    run_story(tmp_path, story, standby=1)
 
 
 def test_crash_series_counts_as_one_failure(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_crash_series_counts_as_one_failure(tmp_path: Path) -> None:
         assert (found.failures, found.repairs) == (1, 1)
         assert found.repair_s > START_S + 2.0
 
-    lived(tmp_path, story)
+    run_story(tmp_path, story)
 
 
 def test_unobserved_time_is_unknown_and_the_next_control_continues(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_unobserved_time_is_unknown_and_the_next_control_continues(tmp_path: Pat
             with_chronicle(rig)
             await rig.ready()
             await wait(30.0)
-        before = whole(world)
+        before = recorded_total(world)
         await wait(3600.0)
         async with controlled(world) as rig:
             kept = with_chronicle(rig)
@@ -124,8 +124,8 @@ def test_unobserved_time_is_unknown_and_the_next_control_continues(tmp_path: Pat
             await wait(30.0)
             kept.save()
 
-        assert before.known_s + 50.0 <= whole(world).known_s <= before.known_s + 61.0
-        assert [each.what for each in told(world).incidents][1:] == [What.ROLLED_BACK]
+        assert before.known_s + 50.0 <= recorded_total(world).known_s <= before.known_s + 61.0
+        assert [each.what for each in recorded_day(world).incidents][1:] == [What.ROLLED_BACK]
 
     play(tmp_path, test)
 
@@ -188,4 +188,4 @@ def test_removed_slot_is_no_repair(tmp_path: Path) -> None:
         assert kept.lived("nobody") == Lived()
         assert not kept._down
 
-    lived(tmp_path, story)
+    run_story(tmp_path, story)

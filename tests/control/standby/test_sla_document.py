@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.control.api.rig import Idle, services
+from tests.control.api.rig import IdleControl, services
 from tests.control.deploying.world import artifact
 
 from forebay.control.api.app import make_app
@@ -32,19 +32,19 @@ MODELS: list[dict[str, Any]] = [
 
 
 @dataclass
-class Told:
-    """What of a rig the API needs."""
+class ApiRigParts:
+    """The parts of a rig that the API needs."""
 
     control: Controller
     journal: Journal
     metrics: Metrics
 
 
-class Place:
-    """A control that nobody has started, with a history."""
+class IdleControlWithHistory:
+    """A control that is not started, with a history of availability."""
 
     def __init__(self, folder: Path, *, kept: bool = True) -> None:
-        idle = Idle(folder)
+        idle = IdleControl(folder)
         self.folder, self.control, self.journal, self.metrics = folder, idle.control, idle.journal, idle.metrics
         models = [{"task": "chat", "source": "x", "engine": "synthetic", **model} for model in MODELS]
         artifacts = {model["name"]: artifact("old") for model in models}
@@ -60,7 +60,7 @@ class Place:
             assert until - since > 0
             return {"chat": Served(Requests(since, until, ok=1999, failed=1))} if "chat" in promised else {}
 
-        rig = Told(self.control, self.journal, self.metrics)
+        rig = ApiRigParts(self.control, self.journal, self.metrics)
         parts = replace(services(rig, self.folder), delivered=delivered)
 
         async def asked() -> httpx.Response:
@@ -74,7 +74,7 @@ class Place:
 
 
 def test_sla_reports_promise_delivery_and_budget(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = IdleControlWithHistory(tmp_path)
     day_s = 86_400.0
     lived = Lived(60 * day_s, failures=5, repairs=5, repair_s=500.0, promotions=5, promotion_s=0.5)
     place.chronicle._add("chat", Stretch(3000.0, 2900.0, 2800.0, lived), place.now)
@@ -104,9 +104,9 @@ def test_sla_reports_promise_delivery_and_budget(tmp_path: Path) -> None:
 
 
 def test_sla_of_one_model_and_invalid_queries(tmp_path: Path) -> None:
-    _, said = Place(tmp_path).asks(model="solo", period_s=3600)
+    _, said = IdleControlWithHistory(tmp_path).asks(model="solo", period_s=3600)
     assert [model["name"] for model in said["models"]] == ["solo"]
     for query, status in (({"model": "nobody"}, 404), ({"period_s": 0}, 400), ({"period_s": 10**9}, 400)):
-        assert Place(tmp_path).asks(**query)[0] == status
-    assert "there is: chat, solo" in Place(tmp_path).asks(model="nobody")[1]["error"]["message"]
-    assert Place(tmp_path, kept=False).asks()[0] == 409
+        assert IdleControlWithHistory(tmp_path).asks(**query)[0] == status
+    assert "there is: chat, solo" in IdleControlWithHistory(tmp_path).asks(model="nobody")[1]["error"]["message"]
+    assert IdleControlWithHistory(tmp_path, kept=False).asks()[0] == 409

@@ -110,8 +110,8 @@ MODELS: dict[str, tuple[ModelConfig, Run]] = {
 }
 
 
-class Held:
-    """A ticket."""
+class FakeTicket:
+    """A ticket that remembers its cancellation."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -120,17 +120,17 @@ class Held:
         self.cancelled = True
 
 
-class Shelf:
-    """Models in memory."""
+class FakeModels:
+    """The models of `MODELS`, in memory."""
 
     def __init__(self) -> None:
         self.ready = True
         self.waiting: OnResponse | None = None
-        """Who waits for a model that says nothing."""
+        """Callback of the request to a model that does not answer."""
         self.requests: list[InferRequest] = []
         self.dropped_ids: list[str] = []
         self.abreast = 1
-        self.tickets: list[Held] = []
+        self.tickets: list[FakeTicket] = []
         self.loads: list[tuple[str, Mapping[str, str | bytes | int | bool]]] = []
         self.unloads: list[tuple[str, bool, str]] = []
 
@@ -178,15 +178,15 @@ class Shelf:
         loop = asyncio.get_running_loop()
         for n, response in enumerate(responses, 1):
             loop.call_soon(on_response, response, n == len(responses))
-        self.tickets.append(Held())
+        self.tickets.append(FakeTicket())
         return self.tickets[-1]
 
     def dropped(self, request: InferRequest) -> None:
         self.dropped_ids.append(request.id)
 
 
-class Place:
-    """A part of it."""
+class FakeTarget:
+    """Part of a region, where an output goes."""
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -198,15 +198,15 @@ class Place:
         self.view[: len(data)] = data
 
 
-class Space:
-    """Shared memory that is not shared."""
+class FakeRegions:
+    """Shared memory regions in the memory of this process."""
 
     def __init__(self) -> None:
         self.known: dict[str, Region] = {}
         self.memory: dict[str, bytearray] = {}
 
-    def target(self, name: str, offset: int, size: int) -> "Place":
-        return Place(self.read(name, offset, size))
+    def target(self, name: str, offset: int, size: int) -> "FakeTarget":
+        return FakeTarget(self.read(name, offset, size))
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         if name not in self.known:
@@ -229,8 +229,8 @@ class Space:
         return [each for each in self.known.values() if each.kind is kind and name in ("", each.name)]
 
 
-class Switches:
-    """Settings."""
+class FakeSettings:
+    """Trace and log settings in memory."""
 
     def __init__(self) -> None:
         self.traces: dict[str, dict[str, Any]] = {"": {"trace_level": ["OFF"]}}
@@ -256,7 +256,9 @@ class Rig:
 
     front: HttpFront
 
-    def __init__(self, server: HttpServer, models: Shelf, space: Space, switches: Switches, line: Peer) -> None:
+    def __init__(
+        self, server: HttpServer, models: FakeModels, space: FakeRegions, switches: FakeSettings, line: Peer
+    ) -> None:
         self.server = server
         self.models = models
         self.space = space
@@ -285,7 +287,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def rig(**options: Any) -> AsyncIterator[Rig]:
     """A front on a free port."""
-    models, space, switches = Shelf(), Space(), Switches()
+    models, space, switches = FakeModels(), FakeRegions(), FakeSettings()
     async with asyncio.TaskGroup() as tasks:
         front = HttpFront(
             models, space, switches, tasks=tasks, log=structlog.get_logger(), options=FrontOptions(**options)
@@ -296,6 +298,6 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
             yield made
 
 
-def told(answer: Answer) -> Any:
+def json_of(answer: Answer) -> Any:
     """The JSON of an answer."""
     return msgspec.json.decode(answer.body)

@@ -5,17 +5,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.modelserver.http.rig import rig, told
+from tests.modelserver.http.rig import json_of, rig
 from tests.net.rig import run
 
 
 def test_server_and_model_metadata_and_config() -> None:
     async def main() -> None:
         async with rig(version="9") as it:
-            server = told(await it.ask("GET", "/v2"))
+            server = json_of(await it.ask("GET", "/v2"))
             assert (server["name"], server["version"]) == ("forebay", "9")
             assert "binary_tensor_data" in server["extensions"]
-            assert told(await it.ask("GET", "/v2/models/add?x=1")) == {
+            assert json_of(await it.ask("GET", "/v2/models/add?x=1")) == {
                 "name": "add",
                 "versions": ["1", "2"],
                 "platform": "onnxruntime_onnx",
@@ -25,10 +25,10 @@ def test_server_and_model_metadata_and_config() -> None:
                 ],
                 "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 4]}],
             }
-            one = told(await it.ask("GET", "/v2/models/echo/versions/01"))
+            one = json_of(await it.ask("GET", "/v2/models/echo/versions/01"))
             assert (one["versions"], one["platform"]) == (["1"], "python")
             assert one["inputs"] == [{"name": "IN", "datatype": "FP32", "shape": [-1]}]
-            assert told(await it.ask("GET", "/v2/models/add/config")) == {"name": "add", "max_batch_size": 8}
+            assert json_of(await it.ask("GET", "/v2/models/add/config")) == {"name": "add", "max_batch_size": 8}
 
     run(main())
 
@@ -54,7 +54,7 @@ def test_health_endpoints_return_only_a_status() -> None:
 def test_statistics_have_triton_fields() -> None:
     async def main() -> None:
         async with rig() as it:
-            (stats,) = told(await it.ask("GET", "/v2/models/echo/versions/1/stats"))["model_stats"]
+            (stats,) = json_of(await it.ask("GET", "/v2/models/echo/versions/1/stats"))["model_stats"]
             assert list(stats) == [
                 "name", "version", "last_inference", "inference_count", "execution_count", "inference_stats",
                 "response_stats", "batch_stats", "memory_usage",
@@ -66,7 +66,7 @@ def test_statistics_have_triton_fields() -> None:
             ]  # fmt: skip
             assert [each["batch_size"] for each in stats["batch_stats"]] == [1, 2]
             assert stats["response_stats"]["0"]["success"] == {"count": 1, "ns": 4}
-            assert len(told(await it.ask("GET", "/v2/models/stats"))["model_stats"]) == 2
+            assert len(json_of(await it.ask("GET", "/v2/models/stats"))["model_stats"]) == 2
 
     run(main())
 
@@ -74,12 +74,12 @@ def test_statistics_have_triton_fields() -> None:
 def test_repository_index_load_and_unload() -> None:
     async def main() -> None:
         async with rig() as it:
-            assert told(await it.ask("POST", "/v2/repository/index")) == [
+            assert json_of(await it.ask("POST", "/v2/repository/index")) == [
                 {"name": "echo", "version": "1", "state": "READY"},
                 {"name": "bad", "version": "2", "state": "UNAVAILABLE", "reason": "no file"},
                 {"name": "new"},
             ]
-            assert len(told(await it.ask("POST", "/v2/repository/any/index", b'{"ready":true}'))) == 1
+            assert len(json_of(await it.ask("POST", "/v2/repository/any/index", b'{"ready":true}'))) == 1
             file = base64.b64encode(b"\x00model").decode().encode()
             body = b'{"parameters":{"config":"{}","file:1/model.onnx":"%b"}}' % file
             answer = await it.ask("POST", "/v2/repository/models/m%20x/load", body)
@@ -96,9 +96,12 @@ def test_failed_load_returns_the_reason_but_no_internal_details() -> None:
     async def main() -> None:
         async with rig() as it:
             answer = await it.ask("POST", "/v2/repository/models/bad/load")
-            assert (answer.status, told(answer)) == (500, {"error": "failed to load 'bad', no version is available"})
+            assert (answer.status, json_of(answer)) == (
+                500,
+                {"error": "failed to load 'bad', no version is available"},
+            )
             answer = await it.ask("POST", "/v2/repository/models/worse/load")
-            assert (answer.status, told(answer)) == (500, {"error": "internal error"})
+            assert (answer.status, json_of(answer)) == (500, {"error": "internal error"})
 
     run(main())
 
@@ -152,7 +155,7 @@ def test_invalid_request_gets_the_triton_error_text(
             answer = await it.ask(method, path, body)
             assert answer.status == status
             assert answer.headers[b"content-type"] == b"application/json"
-            assert told(answer)["error"].startswith(text)
+            assert json_of(answer)["error"].startswith(text)
 
     run(main())
 
@@ -164,16 +167,16 @@ def test_shared_memory_register_status_and_unregister() -> None:
             assert (await it.ask("POST", "/v2/systemsharedmemory/region/a/register", region)).status == 200
             assert (await it.ask("POST", "/v2/systemsharedmemory/region/b/register", region)).status == 200
             wanted: dict[str, Any] = {"name": "a", "key": "/one", "offset": 16, "byte_size": 64}
-            assert told(await it.ask("GET", "/v2/systemsharedmemory/region/a/status")) == [wanted]
-            assert len(told(await it.ask("GET", "/v2/systemsharedmemory/status"))) == 2
-            assert told(await it.ask("GET", "/v2/cudasharedmemory/status")) == []
+            assert json_of(await it.ask("GET", "/v2/systemsharedmemory/region/a/status")) == [wanted]
+            assert len(json_of(await it.ask("GET", "/v2/systemsharedmemory/status"))) == 2
+            assert json_of(await it.ask("GET", "/v2/cudasharedmemory/status")) == []
             handle = base64.b64encode(bytes(64)).decode()
             body = f'{{"raw_handle":{{"b64":"{handle}"}},"device_id":0,"byte_size":64}}'.encode()
             refused = await it.ask("POST", "/v2/cudasharedmemory/region/c/register", body)
-            assert (refused.status, told(refused)) == (501, {"error": "no CUDA here"})
+            assert (refused.status, json_of(refused)) == (501, {"error": "no CUDA here"})
             short = body.replace(b"AAAA", b"", 1)
             refused = await it.ask("POST", "/v2/cudasharedmemory/region/c/register", short)
-            assert told(refused)["error"].startswith("'raw_handle' must be a valid base64")
+            assert json_of(refused)["error"].startswith("'raw_handle' must be a valid base64")
             assert (await it.ask("POST", "/v2/systemsharedmemory/region/a/unregister")).status == 200
             assert list(it.space.known) == ["b"]
             assert (await it.ask("POST", "/v2/systemsharedmemory/unregister")).status == 200
@@ -185,12 +188,12 @@ def test_shared_memory_register_status_and_unregister() -> None:
 def test_trace_and_log_settings_can_be_read_and_updated() -> None:
     async def main() -> None:
         async with rig() as it:
-            assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
+            assert json_of(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
             changed = await it.ask("POST", "/v2/models/echo/trace/setting", b'{"trace_rate":"5"}')
-            assert told(changed) == {"trace_level": ["OFF"], "trace_rate": "5"}
-            assert told(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
-            assert told(await it.ask("GET", "/v2/logging")) == {"log_info": True}
-            assert told(await it.ask("POST", "/v2/logging", b'{"log_info":false}')) == {"log_info": False}
+            assert json_of(changed) == {"trace_level": ["OFF"], "trace_rate": "5"}
+            assert json_of(await it.ask("GET", "/v2/trace/setting")) == {"trace_level": ["OFF"]}
+            assert json_of(await it.ask("GET", "/v2/logging")) == {"log_info": True}
+            assert json_of(await it.ask("POST", "/v2/logging", b'{"log_info":false}')) == {"log_info": False}
 
     run(main())
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from tests.modelserver.http.rig import Rig, rig, told
+from tests.modelserver.http.rig import Rig, json_of, rig
 from tests.net.rig import Answer, peer, post, run, until
 
 from forebay.core.serving.config import Datatype
@@ -44,7 +44,7 @@ def fp32(data: Any = None, shape: Any = (4,), name: str = "IN", **parameters: An
 def parts(answer: Answer) -> tuple[Any, bytes]:
     """The JSON of an answer and what is behind it."""
     size = int(answer.headers[b"inference-header-content-length"])
-    return told(Answer(0, {}, answer.body[:size])), answer.body[size:]
+    return json_of(Answer(0, {}, answer.body[:size])), answer.body[size:]
 
 
 def test_json_response_has_triton_field_order() -> None:
@@ -60,7 +60,7 @@ def test_json_response_has_triton_field_order() -> None:
             answer = await it.infer(
                 "add/versions/2", {"inputs": [fp32([[1, 2, 3, 4]], [1, 4], "IN0"), fp32([4, 3, 2, 1], [1, 4], "IN1")]}
             )
-            assert told(answer)["outputs"][0]["data"] == [5, 5, 5, 5]
+            assert json_of(answer)["outputs"][0]["data"] == [5, 5, 5, 5]
             assert it.models.requests[-1].version == "2"
             assert it.models.requests[-1].front is Front.HTTP
             assert 0 < it.models.requests[-1].came_ns < monotonic_ns()
@@ -110,7 +110,7 @@ def test_empty_binary_output_has_no_json_length_header() -> None:
             document = {"inputs": [fp32([], [0])], "parameters": {"binary_data_output": True}}
             answer = await it.infer("echo", document)
             assert b"inference-header-content-length" not in answer.headers
-            assert told(answer)["outputs"] == [
+            assert json_of(answer)["outputs"] == [
                 {"name": "OUT", "datatype": "FP32", "shape": [0], "parameters": {"binary_data_size": 0}}
             ]
 
@@ -129,7 +129,7 @@ def test_parameters_reach_the_model() -> None:
             assert (request.sequence_id, request.sequence_start, request.sequence_end) == (42, True, False)
             assert (request.priority, request.timeout_us) == (2, 1000)
             assert request.parameters == {"a": "x", "b": 1, "c": True, "d": 0.5, "e": float(2**63)}
-            assert told(answer)["parameters"] == request.parameters
+            assert json_of(answer)["parameters"] == request.parameters
             await it.infer("echo", {"inputs": [fp32([1], [1])], "parameters": {"sequence_id": "one"}})
             assert it.models.requests[1].sequence_id == "one"
 
@@ -156,7 +156,7 @@ def test_classification_returns_top_classes_with_labels() -> None:
         async with rig() as it:
             output = {"name": "OUT", "parameters": {"classification": 2}}
             document = {"inputs": [fp32([1, 3, 2, 9, 7, 8], [2, 3])], "outputs": [output]}
-            answer = told(await it.infer("batches", document))
+            answer = json_of(await it.infer("batches", document))
             assert answer["outputs"] == [
                 {
                     "name": "OUT",
@@ -212,11 +212,11 @@ def test_shared_memory_tensors_are_not_in_the_body() -> None:
             back = {"shared_memory_region": "shop", "shared_memory_byte_size": 20, "shared_memory_offset": 40}
             document = {"inputs": [fp32(**where)], "outputs": [{"name": "OUT", "parameters": back}]}
             answer = await it.infer("echo", document)
-            assert told(answer)["outputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [4]}]
+            assert json_of(answer)["outputs"] == [{"name": "OUT", "datatype": "FP32", "shape": [4]}]
             assert it.space.memory["shop"][40:56] == FOUR
             back["shared_memory_byte_size"] = 12
             refused = await it.infer("echo", document)
-            assert told(refused)["error"] == "output 'OUT' has 12 bytes, needs 16"
+            assert json_of(refused)["error"] == "output 'OUT' has 12 bytes, needs 16"
             where["shared_memory_offset"] = 63
             assert (await it.infer("echo", document)).status == 400
 
@@ -233,7 +233,9 @@ def test_raw_body_is_the_only_input() -> None:
             (tensor,) = it.models.requests[-1].inputs
             assert (tensor.datatype, tensor.shape, tensor.data) == (Datatype.BYTES, (1,), b"\4\0\0\0word")
             refused = await it.ask("POST", "/v2/models/add/infer", FOUR, Inference_Header_Content_Length="0")
-            assert told(refused)["error"].startswith("[request id: <id_unknown>] Raw request must only have 1 input")
+            assert json_of(refused)["error"].startswith(
+                "[request id: <id_unknown>] Raw request must only have 1 input"
+            )
 
     run(main())
 
@@ -286,13 +288,13 @@ def test_decompressed_json_and_tensor_sizes_are_limited() -> None:
         async with rig(json_bytes_max=1000) as it:
             body = gzip.compress(b" " * 1001)
             refused = await it.ask("POST", "/v2/models/echo/infer", body, Content_Encoding="gzip")
-            assert told(refused)["error"].startswith(
+            assert json_of(refused)["error"].startswith(
                 "Decompressed data size exceeds the maximum allowed value of 1000"
             )
             refused = await it.infer("echo", b" " * 1001)
-            assert told(refused)["error"].startswith("request JSON size of 1001 bytes exceeds the maximum allowed")
+            assert json_of(refused)["error"].startswith("request JSON size of 1001 bytes exceeds the maximum allowed")
             refused = await it.infer("echo", {"inputs": [fp32([1], [251])]})
-            assert told(refused)["error"].startswith("JSON input 'IN' has a byte_size (1004 bytes) that exceeds")
+            assert json_of(refused)["error"].startswith("JSON input 'IN' has a byte_size (1004 bytes) that exceeds")
 
     run(main())
 
@@ -304,7 +306,7 @@ def test_matching_headers_are_forwarded_as_parameters() -> None:
             await it.infer("echo", document, x_user="me", other="no")
             assert it.models.requests[0].parameters == {"x-user": "me"}
             refused = await it.infer("echo", document, priority="1")
-            assert told(refused) == {
+            assert json_of(refused) == {
                 "error": "Header 'priority' is reserved for Triton usage and cannot be forwarded."
             }
 
@@ -326,7 +328,7 @@ def test_model_error_is_returned_and_connection_stays_open(model: str, status: i
     async def main() -> None:
         async with rig() as it:
             answer = await it.infer(model, {"inputs": [fp32([1], [1])]})
-            assert (answer.status, told(answer)) == (status, {"error": text})
+            assert (answer.status, json_of(answer)) == (status, {"error": text})
             assert answer.headers.get(b"retry-after") == (b"7" if model == "wrong" else None)
             assert (await it.infer("split", {"inputs": [fp32([1], [1])]})).status == 200  # the connection goes on
 
@@ -338,7 +340,7 @@ def test_internal_error_fails_one_request_and_is_logged() -> None:
         async with rig() as it:
             with capture_logs() as logs:
                 answer = await it.infer("buggy", {"inputs": [fp32([1], [1])]})
-            assert (answer.status, told(answer)) == (500, {"error": "internal error"})
+            assert (answer.status, json_of(answer)) == (500, {"error": "internal error"})
             assert [each["event"] for each in logs] == ["request handling failed"]
 
     run(main())
@@ -382,7 +384,7 @@ def test_generate_maps_json_fields_to_inputs_and_outputs() -> None:
             assert request.parameters == {"t": 0.5, "n": 3, "x": True}
             assert request.inputs[0].shape == (1,)
             answer = await generated(it, "add", {"IN0": [1, 2, 3, 4], "IN1": [0.5, 0, 0, 0]})
-            assert told(answer) == {"model_name": "add", "model_version": "2", "OUT": [1.5, 2, 3, 4]}
+            assert json_of(answer) == {"model_name": "add", "model_version": "2", "OUT": [1.5, 2, 3, 4]}
             assert it.models.requests[1].inputs[0].shape == (1, 4)
 
     run(main())
@@ -394,9 +396,9 @@ def test_generate_requires_exactly_one_response() -> None:
             for prompt in ("a b", ""):
                 answer = await generated(it, "words", {"prompt": prompt})
                 assert answer.status == 400
-                assert told(answer)["error"].startswith("generate expects model to produce exactly 1 response")
+                assert json_of(answer)["error"].startswith("generate expects model to produce exactly 1 response")
             answer = await generated(it, "words", {"prompt": "fail now"})
-            assert (answer.status, told(answer)) == (500, {"error": "lost the thread"})
+            assert (answer.status, json_of(answer)) == (500, {"error": "lost the thread"})
 
     run(main())
 
@@ -453,7 +455,7 @@ def test_internal_error_in_generate_returns_500() -> None:
             for how in ("generate", "generate_stream"):
                 with capture_logs() as logs:
                     answer = await generated(it, "buggy", {"IN": 1}, how)
-                assert (answer.status, told(answer)) == (500, {"error": "internal error"})
+                assert (answer.status, json_of(answer)) == (500, {"error": "internal error"})
                 assert len(logs) == 1
 
     run(main())
@@ -478,7 +480,7 @@ def test_generate_rejects_invalid_bodies(model: str, body: Any, text: str) -> No
         async with rig() as it:
             answer = await generated(it, model, body)
             assert answer.status == 400
-            assert told(answer)["error"].startswith(text)
+            assert json_of(answer)["error"].startswith(text)
 
     run(main())
 
@@ -487,10 +489,10 @@ def test_generate_limits_input_size_and_rejects_content_encoding() -> None:
     async def main() -> None:
         async with rig(json_bytes_max=20) as it:
             answer = await generated(it, "one", {"prompt": "a" * 17})
-            assert told(answer)["error"].startswith(
+            assert json_of(answer)["error"].startswith(
                 "request size of 0 bytes with input 'prompt' of size 21 bytes exceeds"
             )
             answer = await it.ask("POST", "/v2/models/one/generate", b"{}", Content_Encoding="gzip")
-            assert told(answer) == {"error": "Unsupported content-encoding, only 'identity' is supported."}
+            assert json_of(answer) == {"error": "Unsupported content-encoding, only 'identity' is supported."}
 
     run(main())

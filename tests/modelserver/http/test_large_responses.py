@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 import msgspec
-from tests.modelserver.http.rig import rig, told
+from tests.modelserver.http.rig import json_of, rig
 from tests.net.rig import peer, post, run, until
 
 from forebay.modelserver.http.inferring import WAITING_ANSWERS
@@ -24,8 +24,8 @@ def test_json_response_over_the_limit_is_rejected_with_a_hint_at_binary() -> Non
         async with rig(json_output_bytes_max=4 * LONG - 1) as it:
             refused = await it.infer("echo", *_long())
             assert refused.status == 400
-            assert f"{4 * LONG} bytes of tensors to be written as JSON" in told(refused)["error"]
-            assert "'binary_data': true, or use --http-max-json-output-size" in told(refused)["error"]
+            assert f"{4 * LONG} bytes of tensors to be written as JSON" in json_of(refused)["error"]
+            assert "'binary_data': true, or use --http-max-json-output-size" in json_of(refused)["error"]
             assert (await it.infer("echo", *_long(binary=True))).body.endswith(bytes(4 * LONG))
         async with rig(json_output_bytes_max=3) as it:
             assert (await it.ask("POST", "/v2/models/one/generate", b'{"prompt":"hi"}')).status == 400
@@ -47,9 +47,9 @@ def test_pending_large_responses_are_bounded_and_released_on_disconnect() -> Non
                     other.send(post(text + body, length, target=b"/v2/models/echo/infer"))
                     await until(lambda n=n: inferring.waiting_bytes == 4 * LONG * (n + 1))  # type: ignore[misc]
                 refused = await it.infer("echo", head, body)
-                assert (refused.status, "too many large responses" in told(refused)["error"]) == (503, True)
+                assert (refused.status, "too many large responses" in json_of(refused)["error"]) == (503, True)
             inferring._apart.release()
             await until(lambda: not inferring.waiting_bytes)
-            assert len(told(await it.infer("echo", head, body))["outputs"][0]["data"]) == LONG
+            assert len(json_of(await it.infer("echo", head, body))["outputs"][0]["data"]) == LONG
 
     run(main())

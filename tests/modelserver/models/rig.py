@@ -115,7 +115,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-class Asked:
+class PendingRequest:
     """A request and what has come back."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Asked:
         self.ended = asyncio.Event()
         self.call: Call | None = None
 
-    def heard(self, response: InferResponse | None, final: bool) -> None:
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
         """The server's callback."""
         assert not self.ended.is_set()
         if response is not None:
@@ -158,11 +158,11 @@ class Server:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.itself, name)
 
-    def ask(self, model: str, *inputs: Tensor, **fields: Any) -> Asked:
+    def ask(self, model: str, *inputs: Tensor, **fields: Any) -> PendingRequest:
         """Send a request. Raises `Refused`."""
-        asked = Asked()
+        asked = PendingRequest()
         fields = {"version": "", "id": "", **fields}
-        asked.call = self.infer(InferRequest(model=model, inputs=inputs, **fields), asked.heard)
+        asked.call = self.infer(InferRequest(model=model, inputs=inputs, **fields), asked.on_response)
         assert not asked.responses
         return asked
 

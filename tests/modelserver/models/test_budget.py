@@ -41,7 +41,7 @@ GROWING = """
 """
 
 
-class Fake:
+class FakeVersion:
     """A version without processes."""
 
     def __init__(self, name: str, size_bytes: int = 5, *, pinned: bool = False) -> None:
@@ -82,18 +82,18 @@ class Rig:
         self.memory = MemoryManager(10, turn_s, tasks, pause_s=pause_s)
         self.order: list[str] = []
 
-    async def admit(self, fake: Fake, wait_s: float = PATIENCE_S) -> None:
+    async def admit(self, fake: FakeVersion, wait_s: float = PATIENCE_S) -> None:
         await self.memory.admit(fake, fake.size_bytes, wait_s)
         fake.dormant = False
         self.order.append(fake.name)
 
-    async def line_up(self, *fakes: Fake) -> list["asyncio.Task[None]"]:
+    async def line_up(self, *fakes: FakeVersion) -> list["asyncio.Task[None]"]:
         """They ask for memory, and wait."""
         waiting = [self.tasks.create_task(self.admit(fake)) for fake in fakes]
         await turns()
         return waiting
 
-    async def hold(self, *fakes: Fake) -> None:
+    async def hold(self, *fakes: FakeVersion) -> None:
         """They are loaded, and have requests."""
         for fake in fakes:
             fake.busy = True
@@ -101,7 +101,7 @@ class Rig:
             self.memory.loaded(fake)
         self.order.clear()
 
-    async def idle(self, fake: Fake) -> None:
+    async def idle(self, fake: FakeVersion) -> None:
         """Its requests have ended."""
         fake.busy = False
         self.memory.leave(fake)
@@ -123,7 +123,7 @@ def in_room(work: Any, turn_s: float = PATIENCE_S, pause_s: float = 0.0) -> None
 
 def test_model_being_loaded_is_not_evicted() -> None:
     async def work(rig: Rig) -> None:
-        a, b = Fake("a"), Fake("b", 8)
+        a, b = FakeVersion("a"), FakeVersion("b", 8)
         await rig.admit(a)
         await rig.line_up(b)
         assert rig.order == ["a"]
@@ -136,13 +136,13 @@ def test_model_being_loaded_is_not_evicted() -> None:
 
 def test_a_model_larger_than_estimated_evicts_others_at_once() -> None:
     async def work(rig: Rig) -> None:
-        a, b = Fake("a", 4), Fake("b", 4)
+        a, b = FakeVersion("a", 4), FakeVersion("b", 4)
         await rig.admit(a)
         await rig.admit(b)
         rig.memory.loaded(a)
         assert await rig.memory.settle(b, 8, anyway=False)
         assert a.dormant
-        c = Fake("c", 2)
+        c = FakeVersion("c", 2)
         await rig.admit(c)
         assert not await rig.memory.settle(c, 3, anyway=False), "b is being loaded"
         with pytest.raises(Refused, match=r"^model 'c' needs "):
@@ -153,10 +153,10 @@ def test_a_model_larger_than_estimated_evicts_others_at_once() -> None:
 
 def test_waiting_models_load_in_order_once_evicted_processes_have_ended() -> None:
     async def work(rig: Rig) -> None:
-        a, b = Fake("a"), Fake("b")
+        a, b = FakeVersion("a"), FakeVersion("b")
         a.ended = asyncio.Event()
         await rig.hold(a, b)
-        await rig.line_up(Fake("c"), Fake("d"))
+        await rig.line_up(FakeVersion("c"), FakeVersion("d"))
         await rig.idle(a)
         assert (a.dormant, rig.order) == (True, [])
         a.ended.set()
@@ -170,19 +170,19 @@ def test_waiting_models_load_in_order_once_evicted_processes_have_ended() -> Non
 
 def test_small_models_pass_a_waiting_large_one_a_limited_number_of_times() -> None:
     async def work(rig: Rig) -> None:
-        busy = Fake("busy", 4)
+        busy = FakeVersion("busy", 4)
         await rig.hold(busy)
-        await rig.line_up(Fake("large", 10))
+        await rig.line_up(FakeVersion("large", 10))
         for number in range(PASSES_MAX):
-            small = Fake(str(number))
+            small = FakeVersion(str(number))
             await rig.admit(small)
             rig.memory.remove(small)
         assert len(rig.order) == PASSES_MAX
-        await rig.line_up(Fake("late"))
+        await rig.line_up(FakeVersion("late"))
         assert len(rig.order) == PASSES_MAX
         await rig.idle(busy)
         assert rig.order[-1] == "large"
-        rig.memory.remove(Fake("large"))
+        rig.memory.remove(FakeVersion("large"))
         await turns()
         assert rig.order[-1] == "late"
 
@@ -191,12 +191,12 @@ def test_small_models_pass_a_waiting_large_one_a_limited_number_of_times() -> No
 
 def test_a_memory_timeout_has_retry_after_and_an_impossible_model_fails_at_once() -> None:
     async def work(rig: Rig) -> None:
-        await rig.hold(Fake("busy", 6))
+        await rig.hold(FakeVersion("busy", 6))
         with pytest.raises(Refused, match=r"'n' has waited .* of memory: the models that hold it are busy") as caught:
-            await rig.admit(Fake("n"), 0.001)
+            await rig.admit(FakeVersion("n"), 0.001)
         assert (caught.value.kind, caught.value.retry_after_s) == (Kind.UNAVAILABLE, 1)
         with pytest.raises(Refused, match=r"^model 'huge' needs .*, more than the memory budget of") as caught:
-            await rig.admit(Fake("huge", 11))
+            await rig.admit(FakeVersion("huge", 11))
         assert caught.value.retry_after_s == 0
 
     in_room(work)
@@ -204,12 +204,12 @@ def test_a_memory_timeout_has_retry_after_and_an_impossible_model_fails_at_once(
 
 def test_a_load_without_waiting_requests_leaves_the_queue() -> None:
     async def work(rig: Rig) -> None:
-        busy, gone = Fake("busy", 6), Fake("gone", 9)
+        busy, gone = FakeVersion("busy", 6), FakeVersion("gone", 9)
         await rig.hold(busy)
         with pytest.raises(LoadCancelled):
             await rig.admit(gone, 0)
         waiting = asyncio.gather(rig.admit(gone), return_exceptions=True)
-        (cancelled, _) = await rig.line_up(Fake("cancelled", 9), Fake("b"))
+        (cancelled, _) = await rig.line_up(FakeVersion("cancelled", 9), FakeVersion("b"))
         rig.memory.withdraw(gone)
         cancelled.cancel()
         assert isinstance((await waiting)[0], LoadCancelled)
@@ -221,9 +221,9 @@ def test_a_load_without_waiting_requests_leaves_the_queue() -> None:
 
 def test_turns_end_oldest_first_and_only_as_many_as_needed() -> None:
     async def work(rig: Rig) -> None:
-        pinned, a, b = Fake("pinned", 2, pinned=True), Fake("a", 4), Fake("b", 4)
+        pinned, a, b = FakeVersion("pinned", 2, pinned=True), FakeVersion("a", 4), FakeVersion("b", 4)
         await rig.hold(pinned, a, b)
-        c, d = Fake("c", 3), Fake("d", 3)
+        c, d = FakeVersion("c", 3), FakeVersion("d", 3)
         await rig.line_up(c, d)
         assert (pinned.held, a.held, b.held) == (False, True, False)
         await rig.idle(a)
@@ -237,10 +237,10 @@ def test_turns_end_oldest_first_and_only_as_many_as_needed() -> None:
 
 def test_a_model_that_cannot_free_enough_memory_is_not_held() -> None:
     async def work(rig: Rig) -> None:
-        a, loading = Fake("a", 4), Fake("loading", 4)
+        a, loading = FakeVersion("a", 4), FakeVersion("loading", 4)
         await rig.hold(a)
         await rig.admit(loading)
-        (waiting,) = await rig.line_up(Fake("large", 9))
+        (waiting,) = await rig.line_up(FakeVersion("large", 9))
         assert not a.held
         loading.busy = True
         rig.memory.enter(loading)
@@ -254,12 +254,12 @@ def test_a_model_that_cannot_free_enough_memory_is_not_held() -> None:
 
 def test_held_model_resumes_when_no_model_waits_for_memory() -> None:
     async def work(rig: Rig) -> None:
-        busy = Fake("busy", 6)
+        busy = FakeVersion("busy", 6)
         await rig.hold(busy)
         with pytest.raises(LoadCancelled):
-            await rig.admit(Fake("to be kept warm"), 0)
+            await rig.admit(FakeVersion("to be kept warm"), 0)
         assert not busy.held
-        (cancelled,) = await rig.line_up(Fake("cancelled"))
+        (cancelled,) = await rig.line_up(FakeVersion("cancelled"))
         assert busy.held
         cancelled.cancel()
         await turns()
@@ -270,9 +270,9 @@ def test_held_model_resumes_when_no_model_waits_for_memory() -> None:
 
 def test_turn_ends_after_turn_s() -> None:
     async def work(rig: Rig) -> None:
-        busy = Fake("busy", 6)
+        busy = FakeVersion("busy", 6)
         await rig.hold(busy)
-        (waiting,) = await rig.line_up(Fake("b"))
+        (waiting,) = await rig.line_up(FakeVersion("b"))
         assert not busy.held
         await until("its turn is over", lambda: busy.held)
         waiting.cancel()
@@ -282,9 +282,9 @@ def test_turn_ends_after_turn_s() -> None:
 
 def test_closed_loop_client_keeps_its_model_loaded_between_requests() -> None:
     async def work(rig: Rig) -> None:
-        a = Fake("a", 6)
+        a = FakeVersion("a", 6)
         await rig.hold(a)
-        await rig.line_up(Fake("b"))
+        await rig.line_up(FakeVersion("b"))
         for _ in range(3):
             await rig.idle(a)
             assert rig.order == []
@@ -298,7 +298,7 @@ def test_closed_loop_client_keeps_its_model_loaded_between_requests() -> None:
 
 def test_pause_ends_with_the_turn_and_at_shutdown() -> None:
     async def over(rig: Rig) -> None:
-        a, b = Fake("a", 6), Fake("b")
+        a, b = FakeVersion("a", 6), FakeVersion("b")
         await rig.hold(a)
         await rig.line_up(b)
         await until("its turn is over", lambda: a.held)
@@ -306,9 +306,9 @@ def test_pause_ends_with_the_turn_and_at_shutdown() -> None:
         assert rig.order == ["b"]
 
     async def closing(rig: Rig) -> None:
-        a = Fake("a", 6)
+        a = FakeVersion("a", 6)
         await rig.hold(a)
-        await rig.line_up(Fake("b"))
+        await rig.line_up(FakeVersion("b"))
         await rig.idle(a)
         rig.memory.close()
         await turns()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.modelserver.models.rig import Asked, Server, config, numbers, serving, tensor, write
+from tests.modelserver.models.rig import PendingRequest, Server, config, numbers, serving, tensor, write
 
 from forebay.core.serving.errors import Kind, Refused
 
@@ -33,8 +33,8 @@ class _World:
     def __init__(self, root: Path, server: Server) -> None:
         self.root = root
         self.server = server
-        self.asked: list[Asked] = []
-        self.cancelled: list[Asked] = []
+        self.asked: list[PendingRequest] = []
+        self.cancelled: list[PendingRequest] = []
         self.added = {0}
         """What versions of the model that have ever served add to their input."""
 

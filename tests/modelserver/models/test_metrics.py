@@ -26,7 +26,7 @@ COUNTING = """
 """.replace("{{", "{").replace("}}", "}")
 
 
-async def told(server: Server) -> Mapping[str, float]:
+async def metrics_of(server: Server) -> Mapping[str, float]:
     return {
         family.name + "".join(value for _, value in series.labels): series.value
         for family in await server.measure()
@@ -40,20 +40,20 @@ def test_model_metrics_are_exported_until_the_model_is_unloaded(tmp_path: Path) 
 
     async def main() -> None:
         async with serving(tmp_path, startup=("a", "b")) as server:
-            assert (await told(server))["seen_requestsa"] == 0
+            assert (await metrics_of(server))["seen_requestsa"] == 0
             asked = [server.ask("a", ONE) for _ in range(20)]
             for each in asked:
                 await each.one()
             await server.numbers("b", tensor("IN", [[7.0]]))
-            assert await told(server) == {"seen_requestsa": 20, "seen_requestsb": 1, "level": 7, "sizes": 27}
+            assert await metrics_of(server) == {"seen_requestsa": 20, "seen_requestsb": 1, "level": 7, "sizes": 27}
             families = {family.name: family for family in await server.measure()}
             assert families["seen_requests"].help == "What came."
             (sizes,) = families["sizes"].series
             assert (families["sizes"].kind, sizes.bounds, sizes.counts) == (Measure.HISTOGRAM, (1, 10), (20, 1, 0))
             await server.unload("b", False)
-            assert await told(server) == {"seen_requestsa": 20, "level": 1, "sizes": 20}
+            assert await metrics_of(server) == {"seen_requestsa": 20, "level": 1, "sizes": 20}
             await server.unload("a", False)
-            assert await told(server) == {}
+            assert await metrics_of(server) == {}
 
     asyncio.run(main())
 
@@ -66,19 +66,19 @@ def test_model_counters_survive_process_restarts(tmp_path: Path) -> None:
         async with serving(tmp_path, startup=("a",)) as server:
             for _ in range(3):
                 await server.numbers("a", ONE)
-            assert (await told(server))["seen_requestsa"] == 3
+            assert (await metrics_of(server))["seen_requestsa"] == 3
             first = server.pids("a")
             os.kill(first[0], signal.SIGKILL)
             await until("it is replaced", lambda: len(server.pids("a")) == 2 and first[0] not in server.pids("a"))
             await until("it is ready", lambda: server.ready)
-            assert (await told(server))["seen_requestsa"] == 3
+            assert (await metrics_of(server))["seen_requestsa"] == 3
             await server.numbers("a", ONE)
             write(tmp_path, "a", config(groups % 1, max_batch=1), COUNTING, versions=())
             await server.load("a", {})
             await until("one has ended", lambda: len(server.pids("a")) == 1)
-            assert (await told(server))["seen_requestsa"] == 4
+            assert (await metrics_of(server))["seen_requestsa"] == 4
             os.kill(server.pids("a")[0], signal.SIGSTOP)
-            assert (await told(server))["seen_requestsa"] == 4
+            assert (await metrics_of(server))["seen_requestsa"] == 4
             os.kill(server.pids("a")[0], signal.SIGCONT)
 
     asyncio.run(main())

@@ -37,7 +37,7 @@ def sequences(strategy: str, more: str = "", idle_us: int = 60_000_000) -> str:
     return config(f"sequence_batching {{ {idle} {strategy} {{ {more} }} {CONTROLS} }}", dims="1", max_batch=2)
 
 
-async def say(server: Server, sequence: int | str, number: float, model: str = "m", **flags: Any) -> float:
+async def send(server: Server, sequence: int | str, number: float, model: str = "m", **flags: Any) -> float:
     values = await server.numbers(model, tensor("IN", [[number]]), sequence_id=sequence, **flags)
     return float(values[0][0])
 
@@ -51,9 +51,9 @@ def test_sequences_have_separate_state(tmp_path: Path, strategy: str) -> None:
 
             async def whole(sequence: int) -> list[float]:
                 return [
-                    await say(server, sequence, sequence, sequence_start=True),
-                    await say(server, sequence, 1),
-                    await say(server, sequence, 2, sequence_end=True),
+                    await send(server, sequence, sequence, sequence_start=True),
+                    await send(server, sequence, 1),
+                    await send(server, sequence, 2, sequence_end=True),
                 ]
 
             totals = await asyncio.gather(*map(whole, range(1, 8)))
@@ -81,10 +81,10 @@ def test_request_outside_a_sequence_is_rejected(tmp_path: Path) -> None:
                 assert caught.value.kind is Kind.INVALID_ARGUMENT
             with pytest.raises(Refused, match="must specify batch-size 1"):
                 server.ask("m", tensor("IN", [[1.0], [2.0]]), sequence_id=5, sequence_start=True)
-            assert await say(server, 5, 1, sequence_start=True) == 1
+            assert await send(server, 5, 1, sequence_start=True) == 1
             write(tmp_path, "m", sequences("direct").replace("TYPE_UINT64", "TYPE_UINT32"), SUM)
             await server.load("m", {})
-            assert await say(server, 2**40 + 7, 1, sequence_start=True) == 1
+            assert await send(server, 2**40 + 7, 1, sequence_start=True) == 1
 
     asyncio.run(main())
 
@@ -157,13 +157,13 @@ def test_sequences_end_when_their_process_dies(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
-            assert await say(server, 5, 1, sequence_start=True) == 1
+            assert await send(server, 5, 1, sequence_start=True) == 1
             (pid,) = server.pids("m")
             os.kill(pid, signal.SIGKILL)
             await until("it is back", lambda: server.pids("m") not in ([], [pid]) and server.ready)
             with pytest.raises(Refused, match="must specify the START flag"):
-                await say(server, 5, 2)
-            assert await say(server, 5, 3, sequence_start=True) == 3
+                await send(server, 5, 2)
+            assert await send(server, 5, 3, sequence_start=True) == 3
 
     asyncio.run(main())
 
@@ -190,11 +190,11 @@ def test_implicit_state_is_passed_to_the_next_request(tmp_path: Path) -> None:
             response = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=1, sequence_start=True).one()
             assert [each.name for each in response.outputs] == ["OUT"]
             assert numbers(response) == [[11.0]]
-            assert await say(server, 2, 5, sequence_start=True) == 15
-            assert await say(server, 1, 2, outputs=("OUT",)) == 13
-            assert await say(server, 1, 3, sequence_end=True) == 16
-            assert await say(server, 2, 1, sequence_end=True) == 16
-            assert await say(server, 1, 0, sequence_start=True) == 10
+            assert await send(server, 2, 5, sequence_start=True) == 15
+            assert await send(server, 1, 2, outputs=("OUT",)) == 13
+            assert await send(server, 1, 3, sequence_end=True) == 16
+            assert await send(server, 2, 1, sequence_end=True) == 16
+            assert await send(server, 1, 0, sequence_start=True) == 10
 
     asyncio.run(main())
 
@@ -204,11 +204,11 @@ def test_an_idle_sequence_ends(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
-            assert await say(server, 5, 1, sequence_start=True) == 1
+            assert await send(server, 5, 1, sequence_start=True) == 1
 
             async def refused() -> bool:
                 try:
-                    await say(server, 5, 1)
+                    await send(server, 5, 1)
                 except Refused:
                     return True
                 return False
@@ -227,11 +227,11 @@ def test_slot_of_an_expired_sequence_goes_to_a_waiting_one(tmp_path: Path, strat
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
-            assert await say(server, 50, 1, sequence_start=True) == 1
+            assert await send(server, 50, 1, sequence_start=True) == 1
             waiting = server.ask("m", tensor("IN", [[7.0]]), sequence_id=99, sequence_start=True, sequence_end=True)
             assert numbers(await waiting.one()) == [[7.0]]
             with pytest.raises(Refused, match="must specify the START flag"):
-                await say(server, 50, 1)
+                await send(server, 50, 1)
 
     asyncio.run(main())
 
@@ -270,17 +270,17 @@ def test_instances_can_be_scaled_while_sequences_run(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
             for number in (1, 2):
-                assert await say(server, number, number, sequence_start=True) == number
-            waiting = asyncio.gather(*(say(server, number, number, sequence_start=True) for number in (3, 4)))
+                assert await send(server, number, number, sequence_start=True) == number
+            waiting = asyncio.gather(*(send(server, number, number, sequence_start=True) for number in (3, 4)))
             write(tmp_path, "m", two, versions=())
             await server.load("m", {})
             assert await waiting == [3, 4]
-            assert await say(server, 1, 5) == 6
+            assert await send(server, 1, 5) == 6
             write(tmp_path, "m", one, versions=())
             await server.load("m", {})
-            assert await say(server, 1, 1, sequence_end=True) == 7
+            assert await send(server, 1, 1, sequence_end=True) == 7
             with pytest.raises(Refused, match="must specify the START flag"):
-                await say(server, 3, 1)
+                await send(server, 3, 1)
 
     asyncio.run(main())
 
@@ -295,10 +295,10 @@ def test_an_empty_slot_between_sequences_is_not_ready(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
-            assert await say(server, 1, 0, sequence_start=True) == 11
-            assert await say(server, 2, 0, sequence_start=True) == 21
-            assert await say(server, 1, 0, sequence_end=True) == 11
-            assert await say(server, 2, 0, sequence_end=True) == 21
+            assert await send(server, 1, 0, sequence_start=True) == 11
+            assert await send(server, 2, 0, sequence_start=True) == 21
+            assert await send(server, 1, 0, sequence_end=True) == 11
+            assert await send(server, 2, 0, sequence_end=True) == 21
             (counts,) = server.statistics("m", "")
             assert (counts.success.count, counts.inference_count, counts.execution_count) == (4, 4, 4)
 
@@ -417,7 +417,7 @@ def test_sequence_waiting_for_a_slot_fails_on_unload(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",), drain_s=0.05) as server:
-            assert await say(server, 1, 1, sequence_start=True) == 1
+            assert await send(server, 1, 1, sequence_start=True) == 1
             waiting = server.ask("m", tensor("IN", [[1.0]]), sequence_id=2, sequence_start=True)
             await server.unload("m", False)
             assert "has been unloaded" in (await waiting.error()).text

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.modelserver.models.rig import IO, LOG, SAME, Asked, config, ensemble, serving, tensor, write
+from tests.modelserver.models.rig import IO, LOG, SAME, PendingRequest, config, ensemble, serving, tensor, write
 
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.telemetry.latencies import Latencies
@@ -33,8 +33,8 @@ def test_ensemble_steps_are_traced_with_their_parent(tmp_path: Path) -> None:
                 server.itself, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=Latencies()
             )
             for name in ("outer", "half"):
-                asked = Asked()
-                models.infer(InferRequest(name, "", "7", (tensor("IN", [[1.5]]),)), asked.heard)
+                asked = PendingRequest()
+                models.infer(InferRequest(name, "", "7", (tensor("IN", [[1.5]]),)), asked.on_response)
                 await asked.one()
             await files.flush(traces, last=True)
 

@@ -16,7 +16,7 @@ import structlog
 import tritonclient.grpc.aio as grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import free_ports
-from tests.modelserver.http.rig import Shelf
+from tests.modelserver.http.rig import FakeModels
 from tests.modelserver.replica.models import CALLING, COUNTING, SLOW, double, python
 from tests.net.rig import Answer, peer, run, until
 
@@ -238,7 +238,7 @@ def test_called_models_are_loaded_with_the_model(tmp_path: Path) -> None:
 
 
 def test_dropped_requests_are_counted_under_the_alias() -> None:
-    shelf, metrics = Shelf(), Metrics()
+    shelf, metrics = FakeModels(), Metrics()
     aliased = AliasedModel(shelf, "mine", "echo", metrics, "mine-0", strict=True)
     aliased.dropped(InferRequest("mine", "", "7", ()))
     assert shelf.dropped_ids == ["7"]

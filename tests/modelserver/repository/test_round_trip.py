@@ -79,8 +79,8 @@ IMAGES = st.builds(
 OUTPUTS = st.builds(TensorSpec, NAMES, DATATYPES, DIMS).flatmap(reshaped)
 
 
-def told(config: ModelConfig) -> "st.SearchStrategy[ModelConfig]":
-    """The same with tensors about its batches, which are of tensors that it has."""
+def with_batch_tensors(config: ModelConfig) -> "st.SearchStrategy[ModelConfig]":
+    """The configuration with batch inputs and outputs, which refer to its own tensors."""
     if not config.inputs:
         return st.just(config)
     sources, names = st.sampled_from([spec.name for spec in config.inputs]), {spec.name for spec in config.inputs}
@@ -189,7 +189,7 @@ MODELS = SCHEDULED.flatmap(
         warmups=st.lists(WARMUPS, max_size=2).map(tuple),
         **{name: st.just(value) for name, value in scheduled.items()},
     )
-).flatmap(told)
+).flatmap(with_batch_tensors)
 MAPS = st.dictionaries(NAMES, NAMES, min_size=1, max_size=3)
 ENSEMBLES = st.builds(
     ModelConfig,

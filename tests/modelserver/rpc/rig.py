@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import structlog
-from tests.modelserver.http.rig import Shelf, Switches
+from tests.modelserver.http.rig import FakeModels, FakeSettings
 from tests.modelserver.rpc.raw import Raw
 from tests.wire.http2.peer import START
 from tritonclient.grpc import service_pb2 as pb
@@ -24,7 +24,7 @@ FOUR = struct.pack("<4f", 1, 2, 3, 4)
 class Rig:
     """A front, what is behind it, and a stub."""
 
-    def __init__(self, front: RpcFront, models: Shelf, regions: SharedRegions, channel: Any) -> None:
+    def __init__(self, front: RpcFront, models: FakeModels, regions: SharedRegions, channel: Any) -> None:
         self.front = front
         self.models = models
         self.regions = regions
@@ -58,10 +58,10 @@ class Rig:
 @contextlib.asynccontextmanager
 async def rig(folder: Path, **options: Any) -> AsyncIterator[Rig]:
     """A front on a free port; its shared memory is in a folder."""
-    models, regions = Shelf(), SharedRegions(str(folder))
+    models, regions = FakeModels(), SharedRegions(str(folder))
     log = structlog.get_logger()
     async with asyncio.TaskGroup() as tasks:
-        front = RpcFront(models, regions, Switches(), tasks=tasks, log=log, options=RpcOptions(**options))
+        front = RpcFront(models, regions, FakeSettings(), tasks=tasks, log=log, options=RpcOptions(**options))
         await front.start("127.0.0.1", 0)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
@@ -75,7 +75,7 @@ async def rig(folder: Path, **options: Any) -> AsyncIterator[Rig]:
             await front.stop(0)
 
 
-def asked(model: str, raw: bytes | None = FOUR, shape: Sequence[int] = (4,), **more: Any) -> Any:
+def infer_request(model: str, raw: bytes | None = FOUR, shape: Sequence[int] = (4,), **more: Any) -> Any:
     """A request with one input IN of floats."""
     parameters = more.pop("parameters", {})
     message = pb.ModelInferRequest(model_name=model, **more)
@@ -88,9 +88,9 @@ def asked(model: str, raw: bytes | None = FOUR, shape: Sequence[int] = (4,), **m
     return message
 
 
-def spoken(model: str, text: str, **more: Any) -> Any:
-    """A request for a model that answers with words."""
-    message = asked(model, None, **more)
+def text_request(model: str, text: str, **more: Any) -> Any:
+    """A request to a model whose input is a text."""
+    message = infer_request(model, None, **more)
     del message.inputs[:]
     message.inputs.add(name="prompt", datatype="BYTES", shape=[1])
     message.raw_input_contents.append(struct.pack("<I", len(text)) + text.encode())

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.modelserver.rpc.rig import FOUR, asked, floats, rig, spoken, until
+from tests.modelserver.rpc.rig import FOUR, floats, infer_request, rig, text_request, until
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
@@ -22,9 +22,9 @@ STATUS_200 = b"\x88"
 def test_response_has_raw_contents_for_raw_and_typed_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            typed = asked("echo", None)
+            typed = infer_request("echo", None)
             typed.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
-            for message in (asked("echo", id="7"), typed):
+            for message in (infer_request("echo", id="7"), typed):
                 answer = await it.stub.ModelInfer(message)
                 assert (answer.model_name, answer.model_version, answer.id) == ("echo", "1", message.id)
                 assert [(each.name, each.datatype, list(each.shape)) for each in answer.outputs] == [
@@ -40,7 +40,7 @@ def test_parameters_reach_the_model_and_are_returned(tmp_path: Path) -> None:
         async with rig(tmp_path) as it:
             custom: dict[str, Any] = {"a": True, "b": -7, "c": "x", "d": 1.5}
             reserved = {"sequence_id": 5, "sequence_start": True, "sequence_end": True, "priority": 2, "timeout": 9}
-            answer = await it.stub.ModelInfer(asked("echo", parameters={**custom, **reserved}))
+            answer = await it.stub.ModelInfer(infer_request("echo", parameters={**custom, **reserved}))
             request = it.models.requests[-1]
             assert (request.front, 0 < request.came_ns < monotonic_ns()) == (Front.GRPC, True)
             assert request.parameters == custom
@@ -51,25 +51,25 @@ def test_parameters_reach_the_model_and_are_returned(tmp_path: Path) -> None:
                 for name, value in answer.parameters.items()
             }
             assert back == custom
-            await it.stub.ModelInfer(asked("echo", parameters={"sequence_id": "order"}))
+            await it.stub.ModelInfer(infer_request("echo", parameters={"sequence_id": "order"}))
             assert it.models.requests[-1].sequence_id == "order"
 
     run(main())
 
 
 def contents(field: str, values: list[Any], datatype: str = "FP32", raw: bytes | None = None) -> Any:
-    message = asked("echo", raw)
+    message = infer_request("echo", raw)
     message.inputs[0].datatype = datatype
     getattr(message.inputs[0].contents, field).extend(values)
     return message
 
 
 def parameter(name: str, value: Any) -> Any:
-    return asked("echo", parameters={name: value})
+    return infer_request("echo", parameters={name: value})
 
 
 def shared(**parameters: Any) -> Any:
-    message = asked("echo")
+    message = infer_request("echo")
     for name, value in parameters.items():
         kind = "string_param" if isinstance(value, str) else "int64_param"
         setattr(message.inputs[0].parameters[f"shared_memory_{name}"], kind, value)
@@ -77,7 +77,7 @@ def shared(**parameters: Any) -> Any:
 
 
 def wanted(**parameters: Any) -> Any:
-    message = asked("echo")
+    message = infer_request("echo")
     message.outputs.add(name="OUT")
     for name, value in parameters.items():
         kind = "string_param" if isinstance(value, str) else "int64_param"
@@ -86,26 +86,26 @@ def wanted(**parameters: Any) -> Any:
 
 
 def twice() -> Any:
-    message = asked("echo")
+    message = infer_request("echo")
     message.inputs.append(message.inputs[0])
     return message
 
 
 def output_twice() -> Any:
-    message = asked("echo")
+    message = infer_request("echo")
     message.outputs.add(name="OUT")
     message.outputs.add(name="OUT")
     return message
 
 
 def uint64(name: str) -> Any:
-    message = asked("echo")
+    message = infer_request("echo")
     message.parameters[name].uint64_param = 1
     return message
 
 
 INVALID = [
-    (asked("echo", None), "unable to find data for input tensor 'IN' for model 'echo' in request."),
+    (infer_request("echo", None), "unable to find data for input tensor 'IN' for model 'echo' in request."),
     (twice(), "[request id: <id_unknown>] input 'IN' already exists in request"),
     (output_twice(), "[request id: <id_unknown>] output 'OUT' already exists in request"),
     (contents("fp32_contents", [1], raw=FOUR), "contents field must not be specified when using raw_input_contents"),
@@ -152,18 +152,23 @@ def test_invalid_request_reports_the_problem(tmp_path: Path, message: Any, text:
         async with rig(tmp_path) as it:
             code, found = await it.code("ModelInfer", message)
             assert (code, found[: len(text)]) == ("INVALID_ARGUMENT", text)
-            assert (await it.stub.ModelInfer(asked("echo"))).model_name == "echo"
+            assert (await it.stub.ModelInfer(infer_request("echo"))).model_name == "echo"
 
     run(main())
 
 
 REFUSED = [
-    ("ModelInfer", asked("none"), "NOT_FOUND", "Request for unknown model: 'none' is not found"),
-    ("ModelInfer", spoken("words", "a"), "UNIMPLEMENTED", "ModelInfer RPC doesn't support models with decoupled"),
-    ("ModelInfer", asked("wrong"), "UNAVAILABLE", "the model gave up"),
-    ("ModelInfer", asked("twice"), "INTERNAL", "expected a single response, got 2"),
-    ("ModelInfer", asked("silent"), "INTERNAL", "expected a single response, got 0"),
-    ("ModelInfer", asked("buggy"), "INTERNAL", "internal error"),
+    ("ModelInfer", infer_request("none"), "NOT_FOUND", "Request for unknown model: 'none' is not found"),
+    (
+        "ModelInfer",
+        text_request("words", "a"),
+        "UNIMPLEMENTED",
+        "ModelInfer RPC doesn't support models with decoupled",
+    ),
+    ("ModelInfer", infer_request("wrong"), "UNAVAILABLE", "the model gave up"),
+    ("ModelInfer", infer_request("twice"), "INTERNAL", "expected a single response, got 2"),
+    ("ModelInfer", infer_request("silent"), "INTERNAL", "expected a single response, got 0"),
+    ("ModelInfer", infer_request("buggy"), "INTERNAL", "internal error"),
     ("ModelMetadata", pb.ModelMetadataRequest(name="none"), "NOT_FOUND", "Request for unknown model"),
     ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="bad"), "INTERNAL", "failed to load 'bad'"),
     ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="worse"), "INTERNAL", "internal error"),
@@ -198,7 +203,7 @@ def test_errors_have_grpc_status_codes(tmp_path: Path, method: str, message: Any
 def test_error_has_retry_pushback_when_known(tmp_path: Path, model: str, told: str | None) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            call = it.stub.ModelInfer(asked(model))
+            call = it.stub.ModelInfer(infer_request(model))
             with pytest.raises(grpc.aio.AioRpcError):
                 await call
             assert dict(await call.trailing_metadata()).get("grpc-retry-pushback-ms") == told
@@ -209,7 +214,7 @@ def test_error_has_retry_pushback_when_known(tmp_path: Path, model: str, told: s
 def test_cancelled_call_cancels_the_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            call = it.stub.ModelInfer(asked("slow"))
+            call = it.stub.ModelInfer(infer_request("slow"))
             await until(lambda: it.models.tickets)
             call.cancel()
             await until(lambda: it.models.tickets[0].cancelled)
@@ -220,9 +225,9 @@ def test_cancelled_call_cancels_the_request(tmp_path: Path) -> None:
 def test_message_size_is_limited(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, message_bytes_max=1000) as it:
-            code, _ = await it.code("ModelInfer", asked("echo", bytes(2000), [500]))
+            code, _ = await it.code("ModelInfer", infer_request("echo", bytes(2000), [500]))
             assert code == "RESOURCE_EXHAUSTED"
-            assert (await it.code("ModelInfer", asked("echo")))[0] == "OK"
+            assert (await it.code("ModelInfer", infer_request("echo")))[0] == "OK"
 
     run(main())
 
@@ -230,7 +235,7 @@ def test_message_size_is_limited(tmp_path: Path) -> None:
 def test_classification_returns_labels(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            message = asked("batches", shape=[2, 2])
+            message = infer_request("batches", shape=[2, 2])
             output = message.outputs.add(name="OUT")
             output.parameters["classification"].int64_param = 1
             answer = await it.stub.ModelInfer(message)
@@ -247,7 +252,7 @@ def test_shared_memory_tensors_are_not_in_the_message(tmp_path: Path) -> None:
             await it.stub.SystemSharedMemoryRegister(
                 pb.SystemSharedMemoryRegisterRequest(name="r", key="/k", offset=0, byte_size=48)
             )
-            message = asked("echo", None)
+            message = infer_request("echo", None)
             place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
             output = message.outputs.add(name="OUT")
             for tensor, offset in ((message.inputs[0], 0), (output, 24)):
@@ -395,7 +400,7 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
 def test_stop_waits_for_calls_in_flight(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            call = it.stub.ModelInfer(asked("slow"))
+            call = it.stub.ModelInfer(infer_request("slow"))
             await until(lambda: it.models.waiting)
             stopping = asyncio.get_running_loop().create_task(it.front.stop(20))
             await until(lambda: it.channel.get_state() is not grpc.ChannelConnectivity.CONNECTING)
@@ -414,9 +419,9 @@ def test_stop_ends_idle_streams_and_watches(tmp_path: Path) -> None:
             watch = it.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
             assert await watch.read() == b"\x08\x01"
             idle, busy = it.stub.ModelStreamInfer(), it.stub.ModelStreamInfer()
-            await idle.write(asked("echo", id="a"))
+            await idle.write(infer_request("echo", id="a"))
             assert (await idle.read()).infer_response.id == "a"
-            await busy.write(asked("slow", id="b"))
+            await busy.write(infer_request("slow", id="b"))
             await until(lambda: it.models.waiting)
             stopping = asyncio.get_running_loop().create_task(it.front.stop(20))
             for call in (watch, idle):
@@ -436,7 +441,7 @@ def test_stop_ends_idle_streams_and_watches(tmp_path: Path) -> None:
 def test_client_receives_compressed_responses(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, compression="gzip") as it:
-            message = asked("echo", bytes(40_000), [10_000])
+            message = infer_request("echo", bytes(40_000), [10_000])
             answer = await it.stub.ModelInfer(message, compression=grpc.Compression.Gzip)
             assert floats(answer.raw_output_contents[0]) == (0.0,) * 10_000
 

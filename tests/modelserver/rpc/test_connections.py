@@ -11,7 +11,7 @@ import grpc
 import pytest
 import trustme
 from tests.modelserver.rpc.raw import INFER, STREAM
-from tests.modelserver.rpc.rig import FOUR, asked, rig, until
+from tests.modelserver.rpc.rig import FOUR, infer_request, rig, until
 from tests.net.rig import run
 from tests.wire.http2.peer import window
 
@@ -28,7 +28,7 @@ from forebay.wire.http2.grpc import framed, packed
 
 
 def message(model: str = "echo") -> bytes:
-    data = asked(model).SerializeToString()
+    data = infer_request(model).SerializeToString()
     return struct.pack(">BI", 0, len(data)) + data
 
 
@@ -83,15 +83,15 @@ def test_matching_metadata_is_forwarded_as_parameters(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, forwarded_headers=re.compile("^(tenant|trace-|triton_|user-agent)")) as it:
             metadata = (("tenant", "a"), ("trace-id", "7"), ("other", "x"))
-            await it.stub.ModelInfer(asked("echo"), metadata=metadata)
+            await it.stub.ModelInfer(infer_request("echo"), metadata=metadata)
             found = it.models.requests[-1].parameters
             assert (found["tenant"], found["trace-id"], "other" in found) == ("a", "7", False)
             assert str(found["user-agent"]).startswith("grpc-python-asyncio")
-            call = it.stub.ModelStreamInfer(iter([asked("echo")]), metadata=metadata)
+            call = it.stub.ModelStreamInfer(iter([infer_request("echo")]), metadata=metadata)
             assert not (await call.read()).error_message
             assert it.models.requests[-1].parameters["tenant"] == "a"
             with pytest.raises(grpc.aio.AioRpcError, match="Header 'triton_x' is reserved"):
-                await it.stub.ModelInfer(asked("echo"), metadata=(("triton_x", "1"),))
+                await it.stub.ModelInfer(infer_request("echo"), metadata=(("triton_x", "1"),))
 
     run(main())
 
@@ -102,12 +102,12 @@ def test_responses_are_compressed_only_for_clients_accepting_it(tmp_path: Path, 
         async with rig(tmp_path, compression=coding) as it:
             for size in (4, calls.PACKED_AT_ONCE_BYTES_MAX):
                 client = await it.raw()
-                data = asked("echo", bytes(4 * size), [size]).SerializeToString()
+                data = infer_request("echo", bytes(4 * size), [size]).SerializeToString()
                 client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
                 for id, accepted, flag in ((1, f"identity,{coding}", 1), (3, "identity", 0)):
                     client.ask(id, struct.pack(">BI", 0, len(data)) + data, grpc_accept_encoding=accepted)
                     assert (await client.until(h2.DATA))[0] == flag
-                answers = [answer async for answer in it.stub.ModelStreamInfer(iter([asked("echo")] * 2))]
+                answers = [answer async for answer in it.stub.ModelStreamInfer(iter([infer_request("echo")] * 2))]
                 assert [list(each.infer_response.raw_output_contents) for each in answers] == [[FOUR]] * 2
 
     run(main())
@@ -120,7 +120,7 @@ def test_compressed_requests_are_accepted_and_corrupt_ones_rejected(tmp_path: Pa
             floats = random.Random(1).randbytes(4 * elements)
             client = await it.raw()
             client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
-            sent = packed(asked("echo", floats, [elements]).SerializeToString(), b"gzip")
+            sent = packed(infer_request("echo", floats, [elements]).SerializeToString(), b"gzip")
             for id, path, count in ((1, INFER, 1), (5, STREAM, 2)):
                 client.ask(id, sent * count, path=path, grpc_encoding="gzip")
                 got = 0
@@ -136,11 +136,11 @@ def test_compressed_requests_are_accepted_and_corrupt_ones_rejected(tmp_path: Pa
 def test_cancel_during_response_compression(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path, compression="gzip") as it:
-            large = asked("echo", bytes(2_000_000), [500_000])
+            large = infer_request("echo", bytes(2_000_000), [500_000])
             call = it.stub.ModelInfer(large, compression=grpc.Compression.Gzip)
             await until(lambda: it.models.requests)
             call.cancel()
-            assert list((await it.stub.ModelInfer(asked("echo"))).raw_output_contents) == [FOUR]
+            assert list((await it.stub.ModelInfer(infer_request("echo"))).raw_output_contents) == [FOUR]
 
     run(main())
 
@@ -150,12 +150,12 @@ def test_bytes_of_incomplete_messages_are_limited_over_all_calls(tmp_path: Path)
         async with rig(tmp_path, messages_bytes_max=20_000) as it:
             room = it.front.context.room
             first, second = await it.raw(), await it.raw()
-            whole = framed(asked("echo", bytes(40_000), [10_000]).SerializeToString())
+            whole = framed(infer_request("echo", bytes(40_000), [10_000]).SerializeToString())
             first.begin(1, whole[:15_000])
             await until(lambda: room.taken == 15_000)
             second.begin(1, whole[:15_000])
             assert b"messages that are being received have over 20000 bytes" in await second.until(h2.HEADERS)
-            second.begin(3, framed(asked("echo").SerializeToString()))  # it waits for the end of the call
+            second.begin(3, framed(infer_request("echo").SerializeToString()))  # it waits for the end of the call
             await until(lambda: room.taken > 15_000)
             second.close()
             await until(lambda: room.taken == 15_000)
@@ -186,7 +186,7 @@ def test_message_timeout_of_a_completed_message_is_ignored(tmp_path: Path) -> No
     async def main() -> None:
         async with rig(tmp_path) as it:
             raw = await it.raw()
-            message = framed(asked("echo").SerializeToString())
+            message = framed(infer_request("echo").SerializeToString())
             raw.begin(1, message + message[:3], STREAM)
             assert FOUR in await raw.until(h2.DATA)
             (call,) = it.front._server.handlers()
@@ -220,17 +220,17 @@ def test_tls_with_and_without_client_certificates(tmp_path: Path, clients: bool)
         async with rig(tmp_path, tls=files) as it:
             async with grpc.aio.secure_channel(f"localhost:{it.front.port}", credentials) as channel:
                 infer = channel.unary_unary(INFER)
-                assert FOUR in await infer(asked("echo").SerializeToString())
+                assert FOUR in await infer(infer_request("echo").SerializeToString())
                 assert bytes(4_000_000) in await infer(
-                    asked("echo", bytes(4_000_000), [1_000_000]).SerializeToString(), wait_for_ready=True
+                    infer_request("echo", bytes(4_000_000), [1_000_000]).SerializeToString(), wait_for_ready=True
                 )
             with pytest.raises(grpc.aio.AioRpcError):
-                await it.stub.ModelInfer(asked("echo"))
+                await it.stub.ModelInfer(infer_request("echo"))
             if clients:
                 stranger = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
                 async with grpc.aio.secure_channel(f"localhost:{it.front.port}", stranger) as channel:
                     with pytest.raises(grpc.aio.AioRpcError):
-                        await channel.unary_unary(INFER)(asked("echo").SerializeToString())
+                        await channel.unary_unary(INFER)(infer_request("echo").SerializeToString())
 
     run(main())
 
@@ -243,7 +243,7 @@ def test_renewed_certificate_serves_new_connections_and_keeps_open_ones(
 
     async def main() -> None:
         files, old = tls(tmp_path, clients)
-        message = asked("echo").SerializeToString()
+        message = infer_request("echo").SerializeToString()
         async with rig(tmp_path, tls=files) as it:
             address = f"localhost:{it.front.port}"
             async with grpc.aio.secure_channel(address, old) as before:
@@ -382,7 +382,7 @@ def test_backpressure_stops_reading_from_a_client_that_does_not_read(tmp_path: P
         async with rig(tmp_path) as it:
             client = await it.raw()
             client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
-            data = asked("echo", bytes(4_000_000), [1_000_000]).SerializeToString()
+            data = infer_request("echo", bytes(4_000_000), [1_000_000]).SerializeToString()
             large = struct.pack(">BI", 0, len(data)) + data
             for id in range(1, 17, 2):
                 client.ask(id, large)
@@ -404,7 +404,7 @@ def test_client_not_reading_goaway_is_disconnected(tmp_path: Path) -> None:
         async with rig(tmp_path) as it:
             client = await it.raw()
             client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
-            data = asked("echo", bytes(4_000_000), [1_000_000]).SerializeToString()
+            data = infer_request("echo", bytes(4_000_000), [1_000_000]).SerializeToString()
             for id in range(1, 11, 2):
                 client.ask(id, struct.pack(">BI", 0, len(data)) + data)
             server = await connected(it)

@@ -48,7 +48,7 @@ class Greeting:
         """Nobody wants to be greeted."""
 
 
-async def asked(report: Path) -> None:
+async def run_h2spec(report: Path) -> None:
     server: Http2Server[Headers] = Http2Server(
         lambda headers: headers if well_formed(headers) else None,
         lambda session, stream, _: Greeting(session, stream),
@@ -72,7 +72,7 @@ async def asked(report: Path) -> None:
 @pytest.mark.timeout(PATIENCE_S + 30)
 def test_server_passes_h2spec(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    run(asked(report))
+    run(run_h2spec(report))
     cases = list(ElementTree.parse(report).iter("testcase"))
     assert len(cases) >= CASES_MIN
     wrong = [each for each in cases if each.find("failure") is not None or each.find("error") is not None]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.modelserver.http.rig import Shelf
+from tests.modelserver.http.rig import FakeModels
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.config import Datatype
@@ -25,7 +25,7 @@ KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "st
 
 
 def writer() -> Writer:
-    shelf = Shelf()
+    shelf = FakeModels()
     return Writer(shelf, shelf.view("echo", ""), {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.modelserver.rpc.raw import STREAM
-from tests.modelserver.rpc.rig import FOUR, Rig, asked, rig, spoken, until
+from tests.modelserver.rpc.rig import FOUR, Rig, infer_request, rig, text_request, until
 from tests.net.rig import run
 from tests.wire.http2.peer import window
 
@@ -20,8 +20,8 @@ from forebay.wire.http2.grpc import framed
 EMPTY_FINAL = {"triton_enable_empty_final_response": True}
 
 
-def said(answer: Any) -> tuple[str, str, bool | None]:
-    """Id, what was said (a word, or an error), and whether it was the last."""
+def summary(answer: Any) -> tuple[str, str, bool | None]:
+    """Id, text (a word, or an error), and whether the response is the last."""
     inside = answer.infer_response
     final = inside.parameters["triton_final_response"].bool_param if inside.parameters else None
     if answer.error_message:
@@ -33,14 +33,14 @@ def said(answer: Any) -> tuple[str, str, bool | None]:
 def test_decoupled_responses_are_streamed_as_they_come(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            found = await it.stream([spoken("words", "a b", id="1")])
-            assert [said(each) for each in found] == [("1", "a", False), ("1", "b", False)]
-            found = await it.stream([spoken("words", "a", id="1", parameters=EMPTY_FINAL)])
-            assert [said(each) for each in found] == [("1", "a", False), ("1", "", True)]
+            found = await it.stream([text_request("words", "a b", id="1")])
+            assert [summary(each) for each in found] == [("1", "a", False), ("1", "b", False)]
+            found = await it.stream([text_request("words", "a", id="1", parameters=EMPTY_FINAL)])
+            assert [summary(each) for each in found] == [("1", "a", False), ("1", "", True)]
             assert (found[1].infer_response.model_name, found[1].infer_response.model_version) == ("words", "")
-            assert await it.stream([spoken("words", "")]) == []
-            found = await it.stream([spoken("words", "a fail", id="1")])
-            assert [said(each) for each in found] == [("1", "a", False), ("1", "! lost the thread", False)]
+            assert await it.stream([text_request("words", "")]) == []
+            found = await it.stream([text_request("words", "a fail", id="1")])
+            assert [summary(each) for each in found] == [("1", "a", False), ("1", "! lost the thread", False)]
 
     run(main())
 
@@ -49,10 +49,10 @@ def test_failing_request_does_not_end_the_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             messages = [
-                asked("echo", id="1"), asked("none", id="2"), asked("echo", None, id="3"), asked("wrong", id="4"),
-                asked("buggy", id="5"), asked("echo", id="6"),
+                infer_request("echo", id="1"), infer_request("none", id="2"), infer_request("echo", None, id="3"),
+                infer_request("wrong", id="4"), infer_request("buggy", id="5"), infer_request("echo", id="6"),
             ]  # fmt: skip
-            found = [said(each)[:2] for each in await it.stream(messages)]
+            found = [summary(each)[:2] for each in await it.stream(messages)]
             assert [id for id, _ in found] == ["1", "2", "3", "4", "5", "6"]
             assert [text for _, text in found if text.startswith("!")] == [
                 "! Request for unknown model: 'none' is not found",
@@ -72,7 +72,7 @@ def test_a_stream_without_requests_ends(tmp_path: Path) -> None:
     run(main())
 
 
-class Held:
+class HeldRequests:
     """Requests of the model `slow`, answered when a test says so."""
 
     def __init__(self, it: Rig) -> None:
@@ -98,7 +98,7 @@ class Held:
 
 
 class _Ticket:
-    def __init__(self, held: Held, id: str) -> None:
+    def __init__(self, held: HeldRequests, id: str) -> None:
         self._held = held
         self._id = id
 
@@ -106,8 +106,8 @@ class _Ticket:
         self._held.cancelled.append(self._id)
 
 
-class Line:
-    """A stream that is written and read step by step."""
+class ClientStream:
+    """The client of a stream that is written and read step by step."""
 
     def __init__(self, it: Rig) -> None:
         self._out: asyncio.Queue[Any] = asyncio.Queue()
@@ -128,8 +128,8 @@ class Line:
 def test_responses_of_non_decoupled_models_keep_request_order(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, line = Held(it), Line(it)
-            line.send(*(asked("slow", id=id) for id in "abc"), None)
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(*(infer_request("slow", id=id) for id in "abc"), None)
             await until(lambda: held.ids == ["a", "b", "c"])
             for id in "cba":
                 held.answer(id)
@@ -142,8 +142,8 @@ def test_responses_of_non_decoupled_models_keep_request_order(tmp_path: Path) ->
 def test_cancelled_stream_cancels_all_its_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, line = Held(it), Line(it)
-            line.send(*(asked("slow", id=id) for id in "abc"))
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(*(infer_request("slow", id=id) for id in "abc"))
             await until(lambda: held.ids == ["a", "b", "c"])
             line.call.cancel()
             await until(lambda: sorted(held.cancelled) == ["a", "b", "c"])
@@ -157,8 +157,8 @@ def test_requests_in_flight_per_stream_are_limited(tmp_path: Path, monkeypatch: 
 
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, line = Held(it), Line(it)
-            line.send(*(asked("slow", id=id) for id in "abcd"), None)
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(*(infer_request("slow", id=id) for id in "abcd"), None)
             for first, second in ("ab", "bc", "cd"):
                 await until(lambda first=first, second=second: held.ids == [first, second])
                 held.answer(first)
@@ -180,7 +180,7 @@ def test_stream_of_a_slow_reader_is_aborted(
         async with rig(tmp_path) as it:
             client = await it.raw()
             client.send(h2.settings({h2.WINDOW: 7}))
-            client.ask(1, framed(spoken("words", "word " * 500).SerializeToString()), path=STREAM)
+            client.ask(1, framed(text_request("words", "word " * 500).SerializeToString()), path=STREAM)
             assert b"grpc-status" not in await client.until(h2.HEADERS)
             begin = await client.until(h2.DATA)
             await until(lambda: all(ticket.cancelled for ticket in it.models.tickets))
@@ -189,7 +189,7 @@ def test_stream_of_a_slow_reader_is_aborted(
             assert len(await client.until(h2.DATA)) == size + 5 - 7  # a message that has begun is sent whole
             assert b"grpc-status\x018" in await client.until(h2.HEADERS)
             monkeypatch.undo()
-            assert len(await it.stream([spoken("words", "word " * 500)])) == 500
+            assert len(await it.stream([text_request("words", "word " * 500)])) == 500
 
     run(main())
 
@@ -200,8 +200,8 @@ def test_waiting_requests_hold_back_flow_control(tmp_path: Path, monkeypatch: py
 
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, client = Held(it), await it.raw()
-            messages = b"".join(framed(asked("slow", id=str(n)).SerializeToString()) for n in range(100))
+            held, client = HeldRequests(it), await it.raw()
+            messages = b"".join(framed(infer_request("slow", id=str(n)).SerializeToString()) for n in range(100))
             client.ask(1, messages, path=STREAM)
             await until(lambda: held.ids == ["0", "1"])
             (link,) = it.front._server._links
@@ -218,9 +218,9 @@ def test_waiting_requests_hold_back_flow_control(tmp_path: Path, monkeypatch: py
 def test_invalid_message_ends_the_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, client = Held(it), await it.raw()
+            held, client = HeldRequests(it), await it.raw()
             for id, (data, status) in enumerate(((framed(b"\xff"), b"\x013"), (b"\0\0\0\0\x09x", b"\x0213")), 1):
-                client.ask(2 * id - 1, framed(asked("slow", id="a").SerializeToString()) + data, path=STREAM)
+                client.ask(2 * id - 1, framed(infer_request("slow", id="a").SerializeToString()) + data, path=STREAM)
                 assert b"grpc-status" + status in await client.until(h2.HEADERS)
                 assert (held.cancelled, held.ids) == (["a"], ["a"])  # of the second stream nothing was begun
 
@@ -230,8 +230,8 @@ def test_invalid_message_ends_the_stream(tmp_path: Path) -> None:
 def test_stream_deadline_cancels_its_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, client = Held(it), await it.raw()
-            client.ask(1, framed(asked("slow", id="a").SerializeToString()), path=STREAM, grpc_timeout="1m")
+            held, client = HeldRequests(it), await it.raw()
+            client.ask(1, framed(infer_request("slow", id="a").SerializeToString()), path=STREAM, grpc_timeout="1m")
             assert b"grpc-status\x014" in await client.until(h2.HEADERS)
             assert held.cancelled == ["a"]
             held.answer("a")
@@ -243,16 +243,16 @@ def test_stream_deadline_cancels_its_requests(tmp_path: Path) -> None:
 
 
 def frame(id: str, waiting_max: int) -> Any:
-    return asked("slow", id=id, parameters={"forebay_drop_oldest": waiting_max})
+    return infer_request("slow", id=id, parameters={"forebay_drop_oldest": waiting_max})
 
 
 def test_drop_oldest_drops_waiting_frames_and_keeps_response_order(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, line = Held(it), Line(it)
+            held, line = HeldRequests(it), ClientStream(it)
             line.send(frame("a", 2))
             await until(lambda: held.ids == ["a"])
-            line.send(*(frame(id, 2) for id in "bcdef"), asked("slow", id="z"), None)
+            line.send(*(frame(id, 2) for id in "bcdef"), infer_request("slow", id="z"), None)
             await until(lambda: held.ids == ["a", "z"])  # all have come
             for id in "zaef":
                 await until(lambda id=id: id in held.ids)
@@ -270,8 +270,8 @@ def test_drop_oldest_runs_one_frame_per_instance(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             it.models.abreast = 3
-            held, line = Held(it), Line(it)
-            line.send(*(frame(id, 1) for id in "abcdef"), asked("slow", id="z"), None)
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(*(frame(id, 1) for id in "abcdef"), infer_request("slow", id="z"), None)
             await until(lambda: held.ids == ["a", "b", "c", "z"])  # all have come
             held.answer("c")
             await until(lambda: held.ids == ["a", "b", "z", "f"])
@@ -297,10 +297,10 @@ def test_negative_drop_oldest_is_rejected(tmp_path: Path) -> None:
 def test_drop_oldest_of_zero_accepts_frames_only_when_idle(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
-            held, line = Held(it), Line(it)
+            held, line = HeldRequests(it), ClientStream(it)
             line.send(frame("a", 0))
             await until(lambda: held.ids == ["a"])
-            line.send(frame("b", 0), asked("slow", id="c"))
+            line.send(frame("b", 0), infer_request("slow", id="c"))
             await until(lambda: held.ids == ["a", "c"])
             held.answer("a")
             held.answer("c")
@@ -317,9 +317,9 @@ def test_rejected_frame_does_not_block_the_next(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
             found = await it.stream([
-                asked("none", id="1", parameters={"forebay_drop_oldest": 3}),
-                asked("wrong", id="2", parameters={"forebay_drop_oldest": 3}),
-                asked("echo", id="3", parameters={"forebay_drop_oldest": 3}),
+                infer_request("none", id="1", parameters={"forebay_drop_oldest": 3}),
+                infer_request("wrong", id="2", parameters={"forebay_drop_oldest": 3}),
+                infer_request("echo", id="3", parameters={"forebay_drop_oldest": 3}),
             ])  # fmt: skip
             assert [(each.infer_response.id, bool(each.error_message)) for each in found] == [
                 ("1", True), ("2", True), ("3", False),

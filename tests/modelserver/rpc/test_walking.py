@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.modelserver.rpc.rig import asked, rig
+from tests.modelserver.rpc.rig import infer_request, rig
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
@@ -71,7 +71,7 @@ def test_messages_with_too_many_fields_are_rejected(tmp_path: Path) -> None:
             with pytest.raises(Exception, match=TEXT):
                 async for _ in stream(iter([EMPTY_INPUTS])):
                     pass
-            assert await it.code("ModelInfer", asked("echo", shape=[1] * 1025)) == (
+            assert await it.code("ModelInfer", infer_request("echo", shape=[1] * 1025)) == (
                 "INVALID_ARGUMENT",
                 "invalid shape for input 'IN': 1025 dimensions are more than 1024",
             )

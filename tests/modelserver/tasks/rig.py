@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import structlog
-from tests.modelserver.http.rig import Held, Shelf
+from tests.modelserver.http.rig import FakeModels, FakeTicket
 from tests.modelserver.openapi_check import fits
 from tests.net.rig import Answer, Peer, peer, serving
 
@@ -47,8 +47,8 @@ def texts(request: InferRequest, place: int = 0) -> list[str]:
     return as_texts(request.inputs[place])
 
 
-def told(*outputs: Tensor) -> list[InferResponse | None]:
-    """One response, whose buffers are good only until it has been told."""
+def one_response(*outputs: Tensor) -> list[InferResponse | None]:
+    """One response, whose buffers are valid only during its delivery."""
     held = tuple(Tensor(each.name, each.datatype, each.shape, memoryview(bytearray(each.data))) for each in outputs)
     return [InferResponse("m", "1", "", held)]
 
@@ -57,20 +57,20 @@ def lengths(request: InferRequest) -> list[InferResponse | None]:
     """The vector of a text is its length and 0.5; its length is also how many tokens it has."""
     sizes = [len(each) for each in texts(request)]
     vectors = np.array([[size, 0.5] for size in sizes], np.float32)
-    return told(numbers("EMBEDDING", F32, vectors), numbers("TOKENS", I32, np.array(sizes)[:, None]))
+    return one_response(numbers("EMBEDDING", F32, vectors), numbers("TOKENS", I32, np.array(sizes)[:, None]))
 
 
 def overlap(request: InferRequest) -> list[InferResponse | None]:
     """A document is as good as it has letters of the query."""
     pairs = zip(texts(request), texts(request, 1), strict=True)
     scores = [[len(set(query) & set(document))] for query, document in pairs]
-    return told(numbers("SCORE", F32, np.array(scores, np.float32)))
+    return one_response(numbers("SCORE", F32, np.array(scores, np.float32)))
 
 
 def cuts(request: InferRequest) -> list[InferResponse | None]:
     """Reads only three letters of a document."""
     long = bytes(len(each) > 3 for each in texts(request, 1))
-    return told(*overlap(request)[0].outputs, Tensor("TRUNCATED", Datatype.BOOL, (len(long), 1), long))
+    return one_response(*overlap(request)[0].outputs, Tensor("TRUNCATED", Datatype.BOOL, (len(long), 1), long))
 
 
 def letters(request: InferRequest) -> list[InferResponse | None]:
@@ -79,7 +79,7 @@ def letters(request: InferRequest) -> list[InferResponse | None]:
     width = max(map(len, rows))
     labels = [row[at : at + 1] for row in rows for at in range(width)]
     scores = np.tile(1 / np.arange(1, width + 1), (len(rows), 1))
-    return told(strings("LABEL", labels, (len(rows), width)), numbers("SCORE", F32, scores))
+    return one_response(strings("LABEL", labels, (len(rows), width)), numbers("SCORE", F32, scores))
 
 
 def capitals(request: InferRequest) -> list[InferResponse | None]:
@@ -93,7 +93,7 @@ def capitals(request: InferRequest) -> list[InferResponse | None]:
     starts = np.array(at, np.int32).reshape(shape)
     ends = starts + np.array([[len(word) for word in row] for row in filled], np.int32).reshape(shape)
     labels = ["NAME" if word else "" for row in filled for word in row]
-    return told(strings("LABEL", labels, shape), numbers("START", I32, starts), numbers("END", I32, ends))
+    return one_response(strings("LABEL", labels, shape), numbers("START", I32, starts), numbers("END", I32, ends))
 
 
 def picky(request: InferRequest) -> list[InferResponse | None]:
@@ -111,7 +111,7 @@ def choosy(request: InferRequest) -> list[InferResponse | None]:
 
 def buggy(request: InferRequest) -> list[InferResponse | None]:
     """What no model should give."""
-    return told(Tensor("EMBEDDING", F32, (3, 3), b"1234"))
+    return one_response(Tensor("EMBEDDING", F32, (3, 3), b"1234"))
 
 
 def words(request: InferRequest) -> list[InferResponse | None]:
@@ -129,7 +129,10 @@ CLASSIFY = served("classify", 4, "INPUT", LABEL=BYTES, SCORE=F32)
 SPEAK = replace(served("recite", 0, "TEXT", WORD=BYTES), decoupled=True)
 MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
     "lengths": (EMBED, lengths),
-    "uncounted": (served("embed", 8, "TEXT", EMBEDDING=F32), lambda request: told(lengths(request)[0].outputs[0])),
+    "uncounted": (
+        served("embed", 8, "TEXT", EMBEDDING=F32),
+        lambda request: one_response(lengths(request)[0].outputs[0]),
+    ),
     "overlap": (served("rerank", 4, "QUERY DOCUMENT", SCORE=F32), overlap),
     "cuts": (served("rerank", 2, "QUERY DOCUMENT", SCORE=F32, TRUNCATED=Datatype.BOOL), cuts),
     "letters": (CLASSIFY, letters),
@@ -147,8 +150,8 @@ MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
 }
 
 
-class Desk(Shelf):
-    """These models."""
+class TaskModels(FakeModels):
+    """The models of `MODELS`."""
 
     def view(self, name: str, version: str) -> ModelView:
         if name not in MODELS:
@@ -165,7 +168,7 @@ class Desk(Shelf):
         responses = MODELS[request.model][1](request)
         for n, response in enumerate(responses, 1):
             asyncio.get_running_loop().call_soon(self._tell, on_response, response, n == len(responses))
-        self.tickets.append(Held())
+        self.tickets.append(FakeTicket())
         return self.tickets[-1]
 
     @staticmethod
@@ -179,7 +182,7 @@ class Desk(Shelf):
 class Rig:
     """The endpoints, what is behind them, and one connection to them."""
 
-    def __init__(self, models: Desk, line: Peer) -> None:
+    def __init__(self, models: TaskModels, line: Peer) -> None:
         self.models = models
         self.line = line
 
@@ -198,7 +201,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def rig(**more: Task) -> AsyncIterator[Rig]:
     """The endpoints of the product; `more` are others, by the last part of their path."""
-    models = Desk()
+    models = TaskModels()
     table = {**TASKS, **{f"/v1/{name}": task for name, task in more.items()}}
     front = TaskFront(models, table, structlog.get_logger())
     async with serving(front.handle, Limits(body_bytes_max=BODY_BYTES_MAX)) as server, peer(server.port) as line:

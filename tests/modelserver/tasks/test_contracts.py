@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 from tests.modelserver.tasks import rig as rigs
-from tests.modelserver.tasks.rig import BYTES, EMBED, F32, I32, document, rig, served, told
+from tests.modelserver.tasks.rig import BYTES, EMBED, F32, I32, document, one_response, rig, served
 from tests.net.rig import run
 
 from forebay.core.serving.config import Datatype, ModelConfig
@@ -89,7 +89,7 @@ def test_contract_violation_names_the_model_and_output(name: str, monkeypatch: p
     path, config, outputs, said = BAD[name]
 
     def give(_: InferRequest) -> list[InferResponse | None]:
-        return told(*outputs)
+        return one_response(*outputs)
 
     monkeypatch.setattr(rigs, "MODELS", {name: (config, give)})
 
@@ -123,7 +123,7 @@ def test_model_exception_is_logged_and_not_returned() -> None:
 
 
 def test_internal_error_has_the_request_id_in_response_and_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rigs.Desk, "view", lambda *_: 1 // 0)
+    monkeypatch.setattr(rigs.TaskModels, "view", lambda *_: 1 // 0)
 
     ids: list[str] = []
 

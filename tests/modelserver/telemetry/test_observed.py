@@ -16,7 +16,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from tests.modelserver.http.rig import Shelf
+from tests.modelserver.http.rig import FakeModels
 from tests.net.rig import run
 
 from forebay.core.health import DeviceEvent, DeviceReading
@@ -39,8 +39,8 @@ from forebay.providers.devices.protocol import DevicesUnknown
 pytestmark = pytest.mark.interpreted
 
 
-class Server(Shelf):
-    """Models whose requests are calls that took 1, 2 and 3 ms."""
+class TimedModels(FakeModels):
+    """Models whose requests report compute times of 1, 2 and 3 ms."""
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Any:
         if request.model == "none":
@@ -59,8 +59,8 @@ class Server(Shelf):
 NOTHING = Tracing()
 
 
-def watched(
-    server: Server,
+def observed_models(
+    server: TimedModels,
     tracing: Tracing = NOTHING,
     verbose: int = 0,
     **shown: bool,
@@ -77,7 +77,7 @@ def watched(
     )  # fmt: skip
 
 
-def asked(model: str = "echo", id: str = "7") -> InferRequest:
+def infer_request(model: str = "echo", id: str = "7") -> InferRequest:
     return InferRequest(model, "", id, (Tensor("IN", Datatype.FP32, (1,), b"\0\0\x80\x3f"),))
 
 
@@ -87,7 +87,7 @@ async def ask(models: ObservedModels, request: InferRequest) -> None:
     await done.wait()
 
 
-class Asker:
+class TicketHolder:
     """Keeps its ticket, as fronts do."""
 
     ticket: Ticket
@@ -98,13 +98,13 @@ class Asker:
 
 def test_finished_requests_leave_no_reference_cycles() -> None:
     async def main() -> None:
-        models, *_ = watched(Server())
+        models, *_ = observed_models(TimedModels())
         gc.disable()
         try:
             gone = []
             for model in ("echo", "slow"):
-                asker = Asker()
-                asker.ticket = models.infer(asked(model), asker.hear)
+                asker = TicketHolder()
+                asker.ticket = models.infer(infer_request(model), asker.hear)
                 if model == "slow":
                     asker.ticket.cancel()
                 gone.append(weakref.ref(asker))
@@ -121,10 +121,12 @@ def test_finished_requests_leave_no_reference_cycles() -> None:
 def test_trace_file_is_valid_json_after_every_flush(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "t"
-        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS", "TENSORS"), rate=2, file=str(path)))
+        models, files, traces, _ = observed_models(
+            TimedModels(), Tracing(("TIMESTAMPS", "TENSORS"), rate=2, file=str(path))
+        )
         for count in (1, 2):
             for _ in range(2):
-                await ask(models, asked())
+                await ask(models, infer_request())
             await files.flush(traces, last=False)
             heads = [each for each in json.loads(path.read_bytes()) if "model_name" in each]
             assert heads == [
@@ -149,9 +151,9 @@ def test_log_frequency_splits_traces_into_numbered_files(tmp_path: Path) -> None
     async def main() -> None:
         path = tmp_path / "t"
         setting = Tracing(("TIMESTAMPS",), rate=1, log_frequency=2, file=str(path))
-        models, files, traces, _ = watched(Server(), setting)
+        models, files, traces, _ = observed_models(TimedModels(), setting)
         for _ in range(5):
-            await ask(models, asked())
+            await ask(models, infer_request())
         await files.flush(traces, last=False)
         assert sorted(each.name for each in tmp_path.iterdir()) == ["t.0", "t.1"]
         await files.flush(traces, last=True)
@@ -163,12 +165,14 @@ def test_log_frequency_splits_traces_into_numbered_files(tmp_path: Path) -> None
 
 def test_unwritable_traces_are_counted_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS",), rate=1, file=str(tmp_path)))
-        await ask(models, asked())
+        models, files, traces, _ = observed_models(
+            TimedModels(), Tracing(("TIMESTAMPS",), rate=1, file=str(tmp_path))
+        )
+        await ask(models, infer_request())
         await files.flush(traces, last=True)
         assert files.lost == 1
         monkeypatch.setattr(trace_files, "WAITING_MAX", 0)
-        await ask(models, asked())
+        await ask(models, infer_request())
         await files.flush(traces, last=True)
         assert files.lost == 2
 
@@ -178,10 +182,12 @@ def test_unwritable_traces_are_counted_as_lost(tmp_path: Path, monkeypatch: pyte
 def test_traces_of_rejected_and_cancelled_requests_are_complete(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "t"
-        models, files, traces, latencies = watched(Server(), Tracing(("TIMESTAMPS",), 1, file=str(path)), verbose=1)
+        models, files, traces, latencies = observed_models(
+            TimedModels(), Tracing(("TIMESTAMPS",), 1, file=str(path)), verbose=1
+        )
         with pytest.raises(Refused):
-            models.infer(asked("none"), lambda *_: None)
-        ticket = models.infer(asked("slow", ""), lambda *_: None)
+            models.infer(infer_request("none"), lambda *_: None)
+        ticket = models.infer(infer_request("slow", ""), lambda *_: None)
         ticket.cancel()
         ticket.cancel()
         await files.flush(traces, last=True)
@@ -205,13 +211,13 @@ def test_traces_include_frontend_timestamps(
     tmp_path: Path, front: Front, before: list[str], behind: list[str]
 ) -> None:
     def come(model: str) -> InferRequest:
-        request = asked(model)
+        request = infer_request(model)
         request.front, request.came_ns = front, monotonic_ns()
         return request
 
     async def main() -> None:
         path = tmp_path / "t"
-        models, files, traces, _ = watched(Server(), Tracing(("TIMESTAMPS",), 1, file=str(path)))
+        models, files, traces, _ = observed_models(TimedModels(), Tracing(("TIMESTAMPS",), 1, file=str(path)))
         await ask(models, come("echo"))
         models.infer(come("slow"), lambda *_: None).cancel()
         with pytest.raises(Refused):
@@ -238,7 +244,7 @@ def test_traces_include_frontend_timestamps(
 
 
 def test_draining_server_is_not_ready() -> None:
-    models = watched(Server())[0]
+    models = observed_models(TimedModels())[0]
     assert models.ready
     models.draining = True
     assert not models.ready
@@ -267,8 +273,8 @@ def samples(metrics: ServerMetrics) -> Mapping[tuple[str, str], float]:
 
 def test_metrics_have_triton_names_and_forebay_names() -> None:
     async def main() -> None:
-        models, _, _, latencies = watched(Server(), summaries=True, first_responses=True)
-        await ask(models, asked())
+        models, _, _, latencies = observed_models(TimedModels(), summaries=True, first_responses=True)
+        await ask(models, infer_request())
         assert (
             'quantile="0.25"' in ServerMetrics(models, latencies, summaries=True, quantiles=[0.25]).render().decode()
         )
@@ -284,7 +290,7 @@ def test_metrics_have_triton_names_and_forebay_names() -> None:
         assert "nv_inference_request_duration_us" not in {
             n for n, _ in samples(ServerMetrics(models, latencies, counters=False))
         }
-        await ask(models, asked("words"))
+        await ask(models, infer_request("words"))
         assert (
             samples(ServerMetrics(models, latencies))["nv_inference_first_response_histogram_ms_count", "words"] == 1
         )
@@ -318,7 +324,7 @@ class Devices:
 
 def test_gpu_metrics_end_when_the_driver_is_gone() -> None:
     async def main() -> None:
-        models, _, _, latencies = watched(Server())
+        models, _, _, latencies = observed_models(TimedModels())
         metrics, devices = ServerMetrics(models, latencies), Devices([1000.0, 1250.0])
         metrics.gpus = Gpus(devices, 0.0, structlog.get_logger())
         with structlog.testing.capture_logs() as logs:
@@ -331,7 +337,7 @@ def test_gpu_metrics_end_when_the_driver_is_gone() -> None:
 
 def test_gpu_metrics_omit_unknown_values() -> None:
     async def main() -> None:
-        models, _, _, latencies = watched(Server())
+        models, _, _, latencies = observed_models(TimedModels())
         metrics = ServerMetrics(models, latencies)
         for energies_j, more in (([5.0, 7.5], ["nv_energy_consumption 2.5"]), ([None, None], [])):
             metrics.gpus = Gpus(Devices(list(energies_j)), 3600.0, structlog.get_logger())
@@ -354,7 +360,7 @@ def gpu_lines(metrics: ServerMetrics) -> list[str]:
 
 
 def test_model_metrics_are_rendered_beside_server_metrics() -> None:
-    models, _, _, latencies = watched(Server(), summaries=True)
+    models, _, _, latencies = observed_models(TimedModels(), summaries=True)
     metrics = ServerMetrics(models, latencies, summaries=True, quantiles=(0.25,))
     labels = (("a", 'x"\\\n'), ("b", ""))
     metrics.own = (

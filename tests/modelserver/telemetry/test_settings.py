@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import structlog
-from tests.modelserver.http.rig import Shelf
+from tests.modelserver.http.rig import FakeModels
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.telemetry.logs import LogSettings
@@ -18,7 +18,7 @@ OFF = {
 
 
 def settings(default: Tracing = Tracing(file="f")) -> ServerSettings:  # noqa: B008 - frozen
-    return ServerSettings(Shelf(), TraceSettings(default), LogSettings())
+    return ServerSettings(FakeModels(), TraceSettings(default), LogSettings())
 
 
 def test_model_trace_settings_override_server_and_default() -> None:

@@ -65,7 +65,7 @@ def bundle_file(folder: Path, change: Change = lambda document: None) -> Path:
     return path
 
 
-def taken_from(path: Path) -> Bundle:
+def load_bundle(path: Path) -> Bundle:
     return read_bundle(bundle_bytes(path), str(path))
 
 
@@ -80,7 +80,7 @@ def test_bundle_of_the_openssf_tool_is_accepted_for_a_publisher_key(tmp_path: Pa
     registry, id = registered(tmp_path, public)
     with pytest.raises(RegistryError, match="has no signature"):
         registry.open("chat", id, quiet)
-    bundle = taken_from(HERE / f"{curve}.sig")
+    bundle = load_bundle(HERE / f"{curve}.sig")
     assert registry.attach("chat", id, bundle, BOB) == registry.attach("chat", id, bundle, BOB)
     assert registry.open("chat", id, quiet)[0].signed_by == (read_public(public),)
     assert registry.verify(quiet) == []
@@ -89,7 +89,7 @@ def test_bundle_of_the_openssf_tool_is_accepted_for_a_publisher_key(tmp_path: Pa
 def test_bundle_of_another_key_or_other_files_is_rejected(tmp_path: Path) -> None:
     registry, id = registered(tmp_path, HERE / "p256.pub")
     with pytest.raises(RegistryError, match=r"not made by a key in `registry\.publishers`"):
-        registry.attach("chat", id, taken_from(HERE / "p384.sig"), BOB)
+        registry.attach("chat", id, load_bundle(HERE / "p384.sig"), BOB)
     other = tmp_path / "other"
     other.mkdir()
     (other / "weights.bin").write_bytes(b"others")
@@ -97,7 +97,7 @@ def test_bundle_of_another_key_or_other_files_is_rejected(tmp_path: Path) -> Non
     with pytest.raises(
         RegistryError, match=r"not a signature of this artifact: weights\.bin: the signed content differs"
     ):
-        registry.attach("chat", wrong, taken_from(HERE / "p256.sig"), BOB)
+        registry.attach("chat", wrong, load_bundle(HERE / "p256.sig"), BOB)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_bundle_of_another_key_or_other_files_is_rejected(tmp_path: Path) -> Non
 def test_every_changed_byte_of_a_stored_signature_is_detected(tmp_path: Path, curve: str) -> None:
     public = public_file(tmp_path) if curve == "ours" else HERE / f"{curve}.pub"
     registry, id = registered(tmp_path, public)
-    registry.attach("chat", id, taken_from(bundle_file(tmp_path) if curve == "ours" else HERE / f"{curve}.sig"), BOB)
+    registry.attach("chat", id, load_bundle(bundle_file(tmp_path) if curve == "ours" else HERE / f"{curve}.sig"), BOB)
     with sqlite3.connect(tmp_path / "store.db", isolation_level=None) as database:
         (text,) = database.execute("SELECT signatures FROM artifacts").fetchone()
         for field in ("public", "signature", "statement"):
@@ -130,10 +130,10 @@ def test_changed_bundle_file_is_rejected_or_equivalent(tmp_path: Path) -> None:
     for place in range(0, len(good), 7):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         try:
-            bundle = taken_from(path)
+            bundle = load_bundle(path)
         except SourceError:
             continue
-        if bundle == taken_from(HERE / "p256.sig"):
+        if bundle == load_bundle(HERE / "p256.sig"):
             taken.append(place)
             continue
         with pytest.raises(RegistryError):
@@ -149,7 +149,7 @@ def twice(document: dict[str, Any]) -> None:
     document["dsseEnvelope"]["signatures"] *= 2
 
 
-def nobody(document: dict[str, Any]) -> None:
+def no_signatures(document: dict[str, Any]) -> None:
     document["dsseEnvelope"]["signatures"] = []
 
 
@@ -170,7 +170,7 @@ def no_base64(document: dict[str, Any]) -> None:
     [
         (without_key, "was not signed with a key alone"),
         (twice, "was not signed with a key alone"),
-        (nobody, "not a signature made by"),
+        (no_signatures, "not a signature made by"),
         (other_media, "holds a text/plain"),
         (other_payload, "with a text/plain"),
         (no_base64, "not a signature made by"),
@@ -178,21 +178,21 @@ def no_base64(document: dict[str, Any]) -> None:
 )
 def test_unsupported_bundle_is_described_in_the_error(tmp_path: Path, change: Change, why: str) -> None:
     with pytest.raises(SourceError, match=why):
-        taken_from(bundle_file(tmp_path, change))
+        load_bundle(bundle_file(tmp_path, change))
 
 
 def test_file_that_is_no_bundle_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot be read"):
-        taken_from(tmp_path / "none")
+        load_bundle(tmp_path / "none")
     (tmp_path / "key").write_text("-----BEGIN")
     with pytest.raises(SourceError, match="not a signature made by"):
-        taken_from(tmp_path / "key")
+        load_bundle(tmp_path / "key")
 
 
 def test_ed25519_key_can_sign_a_statement(tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     registry, id = registered(tmp_path, public_file(tmp_path, key))
-    statement = taken_from(bundle_file(tmp_path)).statement
+    statement = load_bundle(bundle_file(tmp_path)).statement
     proof = base64.b64encode(key.sign(signed_bytes(base64.b64decode(statement)))).decode()
     registry.attach("chat", id, Bundle(statement, proof), BOB)
     registry.open("chat", id, quiet)

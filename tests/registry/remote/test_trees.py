@@ -15,8 +15,8 @@ from forebay.registry.sources import SourceError
 CONTENT = {"model.onnx": bytes(range(200)), "tokenizer/vocab.txt": b"abc", "empty": b""}
 
 
-class Place:
-    """A far side that counts what it is asked for, and breaks off where it is told to."""
+class FakeRemote:
+    """A remote that records its reads, and fails after `breaks_after` chunks."""
 
     def __init__(self, content: dict[str, bytes], tag: str = "1") -> None:
         self.content = content
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_fetched_tree_is_complete_and_not_fetched_again(tmp_path: Path) -> None:
-    place = Place(CONTENT)
+    place = FakeRemote(CONTENT)
     found = bring("x", place.files, place.read, tmp_path, quiet)
     assert contents(found) == CONTENT
     place.asked.clear()
@@ -54,7 +54,7 @@ def test_fetched_tree_is_complete_and_not_fetched_again(tmp_path: Path) -> None:
 
 
 def test_changed_tag_is_a_new_version_and_keeps_the_old_one(tmp_path: Path) -> None:
-    old, new = Place(CONTENT), Place({**CONTENT, "tokenizer/vocab.txt": b"xyz"}, "2")
+    old, new = FakeRemote(CONTENT), FakeRemote({**CONTENT, "tokenizer/vocab.txt": b"xyz"}, "2")
     first = bring("x", old.files, old.read, tmp_path, quiet)
     second = bring("x", new.files, new.read, tmp_path, quiet)
     assert contents(first) == CONTENT
@@ -65,7 +65,7 @@ def test_changed_tag_is_a_new_version_and_keeps_the_old_one(tmp_path: Path) -> N
 def test_no_bytes_are_fetched_twice_across_interruptions(
     tmp_path_factory: pytest.TempPathFactory, breaks: list[int]
 ) -> None:
-    folder, place = tmp_path_factory.mktemp("t"), Place(CONTENT)
+    folder, place = tmp_path_factory.mktemp("t"), FakeRemote(CONTENT)
     for chunks in breaks:
         place.breaks_after = chunks
         try:
@@ -79,7 +79,7 @@ def test_no_bytes_are_fetched_twice_across_interruptions(
 
 
 def test_concurrent_fetches_share_one_download(tmp_path: Path) -> None:
-    place = Place(CONTENT)
+    place = FakeRemote(CONTENT)
     with ThreadPoolExecutor(6) as pool:
         found = set(pool.map(lambda _: bring("x", place.files, place.read, tmp_path, quiet), range(6)))
     assert len(found) == 1
@@ -88,7 +88,7 @@ def test_concurrent_fetches_share_one_download(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("listed", "adds", "said"), [(201, b"", "arrived with 200 of 201"), (200, b"x", "201")])
 def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, adds: bytes, said: str) -> None:
-    place = Place({"model.onnx": CONTENT["model.onnx"]})
+    place = FakeRemote({"model.onnx": CONTENT["model.onnx"]})
     place.adds = adds
     with pytest.raises(SourceError, match=said):
         bring("x", [Far("model.onnx", listed, "1")], place.read, tmp_path, quiet)
@@ -101,7 +101,7 @@ def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, ad
 
 @pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "."])
 def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
-    place = Place({path: b"x"})
+    place = FakeRemote({path: b"x"})
     with pytest.raises(SourceError, match="not a valid path"):
         bring("x", place.files, place.read, tmp_path, quiet)
 
@@ -109,7 +109,7 @@ def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> Non
 def test_empty_oversized_or_unstorable_tree_is_rejected_before_fetching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(CONTENT)
+    place = FakeRemote(CONTENT)
     with pytest.raises(SourceError, match="nothing found"):
         bring("x", [], place.read, tmp_path, quiet)
     with pytest.raises(SourceError, match="has room for"):

@@ -28,7 +28,7 @@ def quiet(stage: str, done: int, total: int | None) -> None:
     """Progress that nobody looks at."""
 
 
-def nowhere(sha256: str) -> Path | None:
+def find_nothing(sha256: str) -> Path | None:
     return None
 
 
@@ -42,7 +42,7 @@ BY_DIGEST = {hashlib.sha256(content).hexdigest(): content for content in FILES.v
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staging:
-    return Staging(tmp_path / "uploads", nowhere)
+    return Staging(tmp_path / "uploads", find_nothing)
 
 
 def send(to: Staging, manifest: Manifest, contents: dict[str, bytes] = BY_DIGEST) -> None:
@@ -57,7 +57,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     return {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-def left(tmp_path: Path) -> list[str]:
+def uploads_left(tmp_path: Path) -> list[str]:
     return sorted(each.name for each in (tmp_path / "uploads").iterdir())
 
 
@@ -74,7 +74,7 @@ def test_upload_is_complete_and_removed_after_use(staged: Staging, tmp_path: Pat
         assert contents_of(path) == FILES
         assert describe(path, quiet) == MANIFEST
         assert [os.stat(each).st_mode & 0o077 for each in (path, path.parent)] == [0, 0]
-    assert left(tmp_path) == []
+    assert uploads_left(tmp_path) == []
 
 
 def test_single_file_upload_keeps_its_name(staged: Staging) -> None:
@@ -101,7 +101,7 @@ def test_upload_is_kept_when_its_use_fails(staged: Staging, tmp_path: Path) -> N
     with pytest.raises(LookupError), staged.whole(MANIFEST, "m", quiet):
         raise LookupError
     assert staged.lacking(MANIFEST) == ()
-    assert not [name for name in left(tmp_path) if name.startswith(".tree-")]
+    assert not [name for name in uploads_left(tmp_path) if name.startswith(".tree-")]
 
 
 @pytest.mark.parametrize("path", ["weights.bin", "config.json"])
@@ -155,7 +155,7 @@ class _Put(NamedTuple):
 def test_staged_file_is_always_a_prefix(puts: list[_Put]) -> None:
     content, digest = WEIGHTS[:60], hashlib.sha256(WEIGHTS[:60]).hexdigest()
     folder = Path(tempfile.mkdtemp())
-    staged, have = Staging(folder, nowhere), 0
+    staged, have = Staging(folder, find_nothing), 0
     for offset, length in puts:
         part = content[offset : offset + length]
         expected = max(have, offset + len(part)) if offset <= have else have
@@ -186,28 +186,28 @@ def test_sweep_removes_only_abandoned_uploads(
     now = staging.wall_s()
     monkeypatch.setattr(staging, "wall_s", lambda: now + ABANDONED_S - 60)
     assert staged.sweep() == 0
-    for name in left(tmp_path):
+    for name in uploads_left(tmp_path):
         os.utime(tmp_path / "uploads" / name, (0, 0))
     staged.put("b" * 64, 9, 0, b"young")
     assert staged.sweep() == 3
-    assert left(tmp_path) == [f"{'b' * 64}.9"]
-    assert Staging(tmp_path / "none", nowhere).sweep() == 0
+    assert uploads_left(tmp_path) == [f"{'b' * 64}.9"]
+    assert Staging(tmp_path / "none", find_nothing).sweep() == 0
 
 
 def test_lacking_refreshes_the_sweep_time(staged: Staging, tmp_path: Path) -> None:
     send(staged, MANIFEST)
-    for name in left(tmp_path):
+    for name in uploads_left(tmp_path):
         os.utime(tmp_path / "uploads" / name, (0, 0))
     assert [each.have_bytes for each in staged.lacking(MANIFEST)] == [0, 0], "that was too late"
     send(staged, MANIFEST)
-    for name in left(tmp_path):
+    for name in uploads_left(tmp_path):
         os.utime(tmp_path / "uploads" / name, (staging.wall_s() - ABANDONED_S + 60,) * 2)
     staged.lacking(MANIFEST)
     assert all(staging.wall_s() - each.stat().st_mtime < 60 for each in (tmp_path / "uploads").iterdir())
 
 
 @pytest.fixture
-def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def limited_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     usage = shutil.disk_usage("/")
 
     def free(count: int) -> None:
@@ -216,13 +216,13 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return free
 
 
-def test_full_disk_is_reported_before_uploading(staged: Staging, no_room: Callable[[int], None]) -> None:
-    no_room(staging.SPARE_BYTES + len(WEIGHTS))
+def test_full_disk_is_reported_before_uploading(staged: Staging, limited_disk: Callable[[int], None]) -> None:
+    limited_disk(staging.SPARE_BYTES + len(WEIGHTS))
     with pytest.raises(SourceError, match="is full: free some space"):
         staged.lacking(MANIFEST)
-    no_room(staging.SPARE_BYTES + len(WEIGHTS) + 2)
+    limited_disk(staging.SPARE_BYTES + len(WEIGHTS) + 2)
     assert len(staged.lacking(MANIFEST)) == 2
-    no_room(staging.SPARE_BYTES)
+    limited_disk(staging.SPARE_BYTES)
     with pytest.raises(SourceError, match="is full: free some space"):
         staged.put("a" * 64, 9, 0, b"x")
 
@@ -233,7 +233,7 @@ def test_disk_full_during_upload_keeps_what_was_written(tmp_path: Path) -> None:
         if size > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    staged = Staging(tmp_path / "uploads", nowhere, full)
+    staged = Staging(tmp_path / "uploads", find_nothing, full)
     assert staged.put("a" * 64, 9, 0, b"xy") == 2
     with pytest.raises(SourceError, match="is full: free some space; the upload is kept"):
         staged.put("a" * 64, 9, 2, b"abc")
@@ -265,4 +265,4 @@ def test_uncreatable_folder_is_named(tmp_path: Path) -> None:
         lambda staged: staged.whole(MANIFEST, "m", quiet).__enter__(),
     ):
         with pytest.raises(SourceError, match="uploads"):
-            work(Staging(tmp_path / "uploads", nowhere))
+            work(Staging(tmp_path / "uploads", find_nothing))

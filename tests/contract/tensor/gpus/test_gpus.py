@@ -92,25 +92,25 @@ def test_invalid_gpu_memory_fraction_is_rejected(text: str) -> None:
 def test_broken_gpu_context_is_detected_through_the_driver(
     tmp_path: Path, answers: dict[str, str], broken: bool
 ) -> None:
-    assert asked(tmp_path, "gpus.broken()", answers, "ctypes.CDLL(library)") == broken
+    assert call_with_driver(tmp_path, "gpus.broken()", answers, "ctypes.CDLL(library)") == broken
 
 
 @pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
 def test_process_without_cuda_has_no_broken_context(tmp_path: Path) -> None:
-    assert asked(tmp_path, "gpus.broken()", {"STUB_QUERY": "700"}, "") is False
+    assert call_with_driver(tmp_path, "gpus.broken()", {"STUB_QUERY": "700"}, "") is False
 
 
 @pytest.mark.skipif(cuda.COMPILER is None, reason="needs a C compiler")
 def test_memory_of_the_first_gpu_is_read_from_the_driver(tmp_path: Path) -> None:
     load = "ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)"
-    assert asked(tmp_path, "gpus.memory_bytes()", {}, load) == 2**34
+    assert call_with_driver(tmp_path, "gpus.memory_bytes()", {}, load) == 2**34
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        asked(tmp_path, "gpus.memory_bytes()", {"STUB_INIT": "100"}, load)
+        call_with_driver(tmp_path, "gpus.memory_bytes()", {"STUB_INIT": "100"}, load)
     assert "OSError: cuInit failed: 100" in raised.value.stderr
 
 
-def asked(folder: Path, call: str, answers: dict[str, str], load: str) -> Any:
-    """What a call says in a process where the driver gives these answers."""
+def call_with_driver(folder: Path, call: str, answers: dict[str, str], load: str) -> Any:
+    """The result of a call in a process where the driver gives these answers."""
     library = cuda.build(folder)
     program = dedent(f"""
         import ctypes, json

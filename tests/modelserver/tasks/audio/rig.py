@@ -34,8 +34,8 @@ class Ticket:
         self.cancelled = True
 
 
-class Shelf:
-    """One model, of a name and task, that does as it is told."""
+class FakeAudioModels:
+    """One model with a task, which answers with `run`."""
 
     ready = True
 
@@ -70,7 +70,7 @@ HOOKS = {"response": [answered]}
 
 
 @contextlib.asynccontextmanager
-async def speaking(shelf: Shelf) -> AsyncIterator[httpx.AsyncClient]:
+async def speaking(shelf: FakeAudioModels) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the endpoints."""
     front = TaskFront(shelf, TASKS, structlog.get_logger())  # type: ignore[arg-type]  # it loads nothing
     async with (

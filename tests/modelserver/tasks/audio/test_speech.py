@@ -6,7 +6,7 @@ from base64 import b64decode
 from typing import Any
 
 import pytest
-from tests.modelserver.tasks.audio.rig import Shelf, response, speaking, texts
+from tests.modelserver.tasks.audio.rig import FakeAudioModels, response, speaking, texts
 from tests.net.rig import run, until
 
 from forebay.core.serving.errors import Kind, Refused
@@ -17,14 +17,14 @@ from forebay.modelserver.tasks.audio.speak import FORMATS
 BODY = {"model": "m", "input": "Hello.", "voice": "alloy"}
 
 
-def spoken(_: InferRequest) -> list[InferResponse | None]:
+def speech_in_two_chunks(_: InferRequest) -> list[InferResponse | None]:
     """A file in two pieces."""
     return [response(AUDIO=texts(b"RIFF\0")), response(AUDIO=texts(b"\xffmore", b"!")), None]
 
 
-def ask(body: dict[str, Any], model: Any = spoken) -> tuple[Any, Shelf]:
+def ask(body: dict[str, Any], model: Any = speech_in_two_chunks) -> tuple[Any, FakeAudioModels]:
     """The answer to a body, and what the model was asked."""
-    shelf = Shelf("speak", ("AUDIO",), model)
+    shelf = FakeAudioModels("speak", ("AUDIO",), model)
     got: list[Any] = []
 
     async def main() -> None:
@@ -50,7 +50,9 @@ def test_voice_and_speed_are_passed_to_the_model() -> None:
 
 
 def test_speech_can_be_streamed_as_events() -> None:
-    answer, _ = ask({"stream_format": "sse"}, lambda request: [response(AUDIO=texts()), *spoken(request)])
+    answer, _ = ask(
+        {"stream_format": "sse"}, lambda request: [response(AUDIO=texts()), *speech_in_two_chunks(request)]
+    )
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
     assert [b64decode(event["audio"]) for event in events[:-1]] == [b"RIFF\0", b"\xffmore!"]
@@ -67,7 +69,7 @@ def test_failure_before_the_first_chunk_is_an_error_response(stream_format: str)
 def test_failure_during_an_event_stream_aborts_it() -> None:
     failed = InferResponse("m", "1", "", error=Refused(Kind.INTERNAL, "hoarse"))
     with pytest.raises(Exception, match="peer closed"):
-        ask({"stream_format": "sse"}, lambda request: [spoken(request)[0], failed])
+        ask({"stream_format": "sse"}, lambda request: [speech_in_two_chunks(request)[0], failed])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ SIZE = 1 << 20
 
 
 def test_slow_client_receives_the_complete_file() -> None:
-    shelf = Shelf("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 16, None])
+    shelf = FakeAudioModels("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 16, None])
     got = 0
 
     async def main() -> None:
@@ -113,7 +115,7 @@ def test_slow_client_receives_the_complete_file() -> None:
 
 def test_stalled_client_is_disconnected_at_the_buffer_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_stream, "HELD_BYTES_MAX", 4 * SIZE)
-    shelf = Shelf("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 40, None])
+    shelf = FakeAudioModels("speak", ("AUDIO",), lambda _: [*[response(AUDIO=texts(b"x" * SIZE))] * 40, None])
 
     async def main() -> None:
         async with speaking(shelf) as client, client.stream("POST", "/speech", json=BODY) as answer:

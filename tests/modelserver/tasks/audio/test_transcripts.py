@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.modelserver.tasks.audio.rig import Shelf, floats, response, speaking, texts
+from tests.modelserver.tasks.audio.rig import FakeAudioModels, floats, response, speaking, texts
 from tests.net.rig import run
 
 from forebay.core.serving.config import Datatype
@@ -19,7 +19,7 @@ OUTPUTS = ("TEXT", "TIMES", "DETAILS", "LANGUAGE", "DURATION")
 AUDIO = {"file": ("a.wav", b"RIFF")}
 
 
-def heard(request: InferRequest) -> list[InferResponse | None]:
+def transcript_in_two_segments(request: InferRequest) -> list[InferResponse | None]:
     """Two segments, one after the other, and the end."""
     about = {"LANGUAGE": texts("en"), "DURATION": floats(3725.5)}
     words = [{"word": "there", "start": 3600.0, "end": 3601.5}]
@@ -35,9 +35,11 @@ def heard(request: InferRequest) -> list[InferResponse | None]:
     ]
 
 
-def ask(fields: dict[str, Any], path: str = "/transcriptions", model: Any = heard) -> tuple[Any, Shelf]:
+def ask(
+    fields: dict[str, Any], path: str = "/transcriptions", model: Any = transcript_in_two_segments
+) -> tuple[Any, FakeAudioModels]:
     """The answer to a form, and what the model was asked."""
-    shelf = Shelf("transcribe", OUTPUTS, model)
+    shelf = FakeAudioModels("transcribe", OUTPUTS, model)
     got: list[Any] = []
 
     async def main() -> None:
@@ -183,7 +185,7 @@ def test_invalid_field_is_named_in_the_error(fields: dict[str, Any], param: str)
     ],
 )
 def test_form_without_exactly_one_audio_file_is_rejected(files: list[Any], says: str) -> None:
-    shelf = Shelf("transcribe", OUTPUTS, heard)
+    shelf = FakeAudioModels("transcribe", OUTPUTS, transcript_in_two_segments)
     got: list[Any] = []
 
     async def main() -> None:
@@ -209,9 +211,12 @@ def test_model_error_can_name_the_invalid_field(text: str, param: str, stream: s
 
 def test_failed_stream_sends_an_error_event_and_is_aborted() -> None:
     def stumble(request: InferRequest) -> list[InferResponse | None]:
-        return [heard(request)[0], InferResponse("m", "1", "", error=Refused(Kind.INTERNAL, "lost the thread"))]
+        return [
+            transcript_in_two_segments(request)[0],
+            InferResponse("m", "1", "", error=Refused(Kind.INTERNAL, "lost the thread")),
+        ]
 
-    shelf = Shelf("transcribe", OUTPUTS, stumble)
+    shelf = FakeAudioModels("transcribe", OUTPUTS, stumble)
     got: list[bytes] = []
 
     async def main() -> None:

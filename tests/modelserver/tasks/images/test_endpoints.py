@@ -43,15 +43,15 @@ Look = Callable[[list[bytes]], Sequence[Tensor]]
 """What a model finds in the files of a request."""
 
 
-class Held:
-    """A request under way."""
+class FakeTicket:
+    """The ticket of a request in flight."""
 
     def cancel(self) -> None:
-        """Nobody waits."""
+        """Has no effect."""
 
 
-class Gallery:
-    """One model that says of pictures what it is told to."""
+class FakeImageModels:
+    """One model, which answers with `look`."""
 
     ready = True
 
@@ -74,7 +74,7 @@ class Gallery:
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         return [IndexEntry("m", "1", "READY")]
 
-    def infer(self, request: InferRequest, on_response: OnResponse) -> Held:
+    def infer(self, request: InferRequest, on_response: OnResponse) -> FakeTicket:
         (image,) = request.inputs
         files = as_bytes(image)
         self.seen.append(files)
@@ -85,7 +85,7 @@ class Gallery:
         if not self.config.max_batch:
             tensors = tuple(each.shaped(each.shape[1:]) for each in tensors)
         asyncio.get_running_loop().call_soon(on_response, InferResponse("m", "1", "", tensors), True)
-        return Held()
+        return FakeTicket()
 
 
 def sizes(files: list[bytes]) -> Tensor:
@@ -136,9 +136,11 @@ LOOKS: dict[str, Look] = {"classifications": classes, "detections": objects, "se
 
 
 @contextlib.asynccontextmanager
-async def gallery(path: str, max_batch: int = 2, labels: Sequence[str] = ()) -> AsyncIterator[tuple[Gallery, Ask]]:
+async def gallery(
+    path: str, max_batch: int = 2, labels: Sequence[str] = ()
+) -> AsyncIterator[tuple[FakeImageModels, Ask]]:
     """The model behind one of the endpoints, and what asks that."""
-    shelf = Gallery(TABLE[f"/v1/images/{path}"], LOOKS[path], max_batch, labels)
+    shelf = FakeImageModels(TABLE[f"/v1/images/{path}"], LOOKS[path], max_batch, labels)
     front = TaskFront(shelf, TABLE, structlog.get_logger())  # type: ignore[arg-type]  # it loads nothing
     async with (
         serving(front.handle, Limits(body_bytes_max=1 << 20)) as server,
