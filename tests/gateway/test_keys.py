@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -216,14 +217,24 @@ def test_long_answers_at_the_same_time_do_not_exceed_a_limit_of_tokens(tmp_path:
     run(main())
 
 
-@pytest.mark.parametrize("task", [Task.EMBED, Task.CHAT])
-def test_a_model_that_generates_no_tokens_has_none_reserved(tmp_path: Path, task: Task) -> None:
+@pytest.mark.parametrize(
+    ("task", "path", "prompt", "sent"),
+    [
+        (Task.EMBED, b"/v1/embeddings", {"input": "hi"}, 6),
+        (Task.CHAT, b"/v1/completions", {"prompt": "hi"}, 6),  # 16 tokens each, unless they say more
+        (Task.CHAT, b"/v1/completions", {"prompt": ["hi"] * 10}, 1),
+        (Task.CHAT, CHAT, {"messages": []}, 1),
+    ],
+)
+def test_no_more_tokens_are_reserved_than_a_request_can_use(
+    tmp_path: Path, task: Task, path: bytes, prompt: dict[str, Any], sent: int
+) -> None:
     held: list[Exchange] = []
+    body = msgspec.json.encode({"model": "chat", **prompt})
 
     async def main() -> None:
         worker, tenancy = Worker(held.append), spec(tmp_path)
         limited = replace(tenancy, tenants=(replace(TEAM, limits=Quota(tokens_per_min=300)),))
-        path, body = (b"/v1/embeddings", b'{"model":"chat","input":"hi"}') if task is Task.EMBED else (CHAT, chat())
         async with (
             working(worker),
             fronting(tmp_path, routes(worker, base=replace(ROUTES, task=task)), tenancy=limited) as front,
@@ -231,7 +242,6 @@ def test_a_model_that_generates_no_tokens_has_none_reserved(tmp_path: Path, task
         ):
             await ready(front)
             asked = [group.create_task(front.ask(post(body, path, BEARER))) for _ in range(6)]
-            sent = 6 if task is Task.EMBED else 1
             await until(lambda: len(held) == sent and sum(task.done() for task in asked) == 6 - sent)
             for exchange in held:
                 whole(exchange)

@@ -1,10 +1,8 @@
 """The intake of requests: identify the caller, resolve the model, check limits, and hand over to the scheduler."""
 
-from typing import Final
-
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.model import Snapshot, Task
+from forebay.core.model import Snapshot
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import Account
 from forebay.gateway.asking import Ids, expected_tokens, make_ticket, most_tokens, prepare
@@ -17,10 +15,8 @@ from forebay.gateway.tenancy import AccessControl, Admitted, DeniedRefusal, cred
 from forebay.net.server import Exchange
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
-from forebay.wire.apis.request_fields import CODING, RequestFields, coded, request_fields
+from forebay.wire.apis.request_fields import CODING, RequestFields, coded
 from forebay.wire.errors import error_body, id_headers
-
-_TENSOR: Final = Task.TENSOR  # looked up once: access to enum members is slow
 
 
 class Gateway:
@@ -53,7 +49,7 @@ class Gateway:
         try:
             caller = self._identify(exchange, began)
             tenant = caller.tenant if caller is not None else ANONYMOUS
-            request = request_fields(body) if endpoint.task is not _TENSOR else read(endpoint, exchange, body)
+            request = read(endpoint, exchange, body)
             asked = request.model
             if asked not in self.dispatcher.plain:
                 chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self.served, tenant)

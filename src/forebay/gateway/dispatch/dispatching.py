@@ -187,7 +187,11 @@ def addressed(endpoint: Endpoint, exchange: Exchange, body: bytes, model: str) -
 
 def read(endpoint: Endpoint, exchange: Exchange, body: bytes) -> RequestFields:
     """Parse what routing needs of a request. Raises `Refusal`."""
-    return request_fields(body) if endpoint.task is not _TENSOR else tensor.request_fields(endpoint, exchange, body)
+    if endpoint.task is _TENSOR:
+        return tensor.request_fields(endpoint, exchange, body)
+    request = request_fields(body)
+    request.limit = request.limit or endpoint.tokens_default
+    return request
 
 
 def renamed(body: bytes, model: str) -> bytes:

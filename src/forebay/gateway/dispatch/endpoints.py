@@ -4,13 +4,15 @@ from typing import Final, NamedTuple
 
 from forebay.core.model import Task
 from forebay.net.replica_protocol import GATEWAY
+from forebay.wire.openai_request import COMPLETION_TOKENS_DEFAULT
 
 
 class Endpoint(NamedTuple):
     """A path that replicas serve, and the start of the upstream request for it.
 
     `any_task`: models of every task serve it; `task` is its default. `runs`: it runs the model, not just its
-    tokenizer. `model` is set if it is part of the path.
+    tokenizer. `model` is set if it is part of the path. `tokens_default`: most tokens of a choice if the request sets
+    no limit; 0: the model decides.
     """
 
     path: str
@@ -20,17 +22,20 @@ class Endpoint(NamedTuple):
     runs: bool = True
     method: bytes = b"POST"
     model: str = ""
+    tokens_default: int = 0
 
 
-def _endpoint(path: str, task: Task, *, any_task: bool = False, runs: bool = True) -> Endpoint:
+def _endpoint(
+    path: str, task: Task, *, any_task: bool = False, runs: bool = True, tokens_default: int = 0
+) -> Endpoint:
     head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\n"
     head += f"{GATEWAY.decode()}: 1\r\nx-request-id: "
-    return Endpoint(path, task, head.encode(), any_task, runs)
+    return Endpoint(path, task, head.encode(), any_task, runs, tokens_default=tokens_default)
 
 
 ENDPOINTS: Final = {
     b"/v1/chat/completions": _endpoint("/v1/chat/completions", Task.CHAT),
-    b"/v1/completions": _endpoint("/v1/completions", Task.CHAT),
+    b"/v1/completions": _endpoint("/v1/completions", Task.CHAT, tokens_default=COMPLETION_TOKENS_DEFAULT),
     b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED),
     b"/v1/messages": _endpoint("/v1/messages", Task.CHAT),
     b"/v1/messages/count_tokens": _endpoint("/v1/messages/count_tokens", Task.CHAT, runs=False),
