@@ -254,7 +254,7 @@ def test_errors_have_triton_texts(tmp_path: Path) -> None:
     "parameters",
     [
         {"intra_op_thread_count": "1", "inter_op_thread_count": "2", "execution_mode": "1"},
-        {"enable_mem_arena": "0", "enable_mem_pattern": "1", "optimization.graph.level": "-1"},
+        {"enable_mem_arena": "0", "enable_mem_pattern": "1"},
     ],
 )
 def test_session_options_are_accepted(parameters: dict[str, str], tmp_path: Path) -> None:
@@ -263,6 +263,23 @@ def test_session_options_are_accepted(parameters: dict[str, str], tmp_path: Path
 
     assert run(backend, [ask({"X": np.ones((1, 4), np.float32)})])[0].error == ""
     backend.close()
+
+
+@pytest.mark.parametrize(("level", "meaning"), [(0, "ALL"), (-1, "BASIC"), (1, "EXTENDED"), (2, "DISABLE_ALL")])
+def test_the_level_of_optimisation_is_tritons(level: int, meaning: str) -> None:
+    options = onnx_backend._options(replace(PLAIN, graph_level=level))
+
+    assert options.graph_optimization_level.name.removeprefix("ORT_ENABLE_").removeprefix("ORT_") == meaning
+
+
+@pytest.mark.parametrize(
+    ("word", "on"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False)]
+)
+def test_switches_may_be_words(word: str, on: bool) -> None:
+    given = {"enable_mem_arena": word, "enable_mem_pattern": word}
+    options = onnx_backend._options(replace(PLAIN, parameters=given))
+
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (on, on)
 
 
 def test_invalid_thread_count_is_rejected(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.modelserver.repository.models import problems
+from tests.modelserver.repository.models import described, problems
 
 from forebay.modelserver.repository.values import Rules
 
@@ -242,3 +242,21 @@ def test_gpus_that_are_named_but_not_there_are_not_replaced_by_the_cpu(
         f"instance_group[0].gpus: found {named}, but the kind is KIND_CPU; KIND_AUTO becomes that"
     )
     assert problem.endswith(f"the GPUs here are {list(gpus)}")
+
+
+def test_the_level_of_optimisation_has_an_effect_on_onnx_models_only(tmp_path: Path) -> None:
+    text = "optimization { graph { level: -1 } }"
+    onnx, python = (described(tmp_path, f"backend: '{each}' {text}") for each in ("onnxruntime", "python"))
+
+    assert (onnx.config.graph_level, onnx.warnings) == (-1, ())
+    assert python.warnings == ("optimization.graph has no effect here",)
+
+
+def test_buckets_of_the_first_response_have_an_effect_and_other_metrics_none(tmp_path: Path) -> None:
+    control = "metric_control {{ metric_identifier {{ family: '{}' }} histogram_options {{ buckets: [ 1 ] }} }}"
+    families = "nv_inference_first_response_histogram_ms", "nv_other"
+    text = "model_metrics {" + "".join(map(control.format, families)) + "}"
+
+    assert described(tmp_path, f"backend: 'python' {text}").warnings == (
+        "model_metrics.metric_control[1] (it is for 'nv_other') has no effect here",
+    )

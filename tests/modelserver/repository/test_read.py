@@ -303,8 +303,8 @@ def test_fields_without_effect_give_warnings_and_stay_in_the_document(tmp_path: 
     got = described(tmp_path, text)
 
     assert sorted(warning.split(" ")[0] for warning in got.warnings) == [
-        "cc_model_filenames", "dynamic_batching.priority_queue_policy", "metric_tags", "model_metrics",
-        "model_operations", "optimization.cuda", "optimization.eager_batching", "optimization.execution_accelerators",
+        "cc_model_filenames", "dynamic_batching.priority_queue_policy", "metric_tags", "model_operations",
+        "optimization.cuda", "optimization.eager_batching", "optimization.execution_accelerators",
         "optimization.gather_kernel_buffer_threshold", "optimization.graph", "optimization.priority", "runtime",
     ]  # fmt: skip
     assert got.document["runtime"] == "r"

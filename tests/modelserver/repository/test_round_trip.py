@@ -178,6 +178,7 @@ MODELS = SCHEDULED.flatmap(
         ModelConfig,
         name=st.just("m"),
         backend=st.just("python"),
+        graph_level=st.integers(-1, 2),
         platform=TEXT.filter(lambda name: name not in {"ensemble", "libtorch"}),
         max_batch=st.just(BATCH_MAX),
         inputs=distinct(INPUTS | IMAGES, "name"),

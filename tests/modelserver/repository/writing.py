@@ -56,6 +56,8 @@ def message_from(config: ModelConfig) -> Message:
     if config.sequences is not None:
         _sequences(message.sequence_batching, config.sequences)
     message.default_model_filename = config.model_file
+    if config.graph_level:
+        message.optimization.graph.level = config.graph_level
     for warmup in config.warmups:
         made = message.model_warmup.add(name=warmup.name, batch_size=warmup.batch_size, count=warmup.count)
         for name, given in warmup.inputs.items():

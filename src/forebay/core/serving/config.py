@@ -276,6 +276,8 @@ class ModelConfig:
     cache: bool = False
     decoupled: bool = False
     """A request may have any number of responses."""
+    graph_level: int = 0
+    """`optimization.graph.level`, which ONNX models take: -1, 1 or 2; others mean all optimisations."""
 
     @property
     def instance_count(self) -> int:

@@ -46,9 +46,9 @@ ELEMENT_TYPES: Final = {
 ONNX_BFLOAT16: Final = 16
 """`TensorProto.BFLOAT16` in the ONNX format."""
 LEVELS: Final = {
-    "-1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 """`optimization.graph.level` as Triton's ONNX Runtime backend reads it; otherwise all optimisations are on."""
 CPU: Final = "CPUExecutionProvider"
@@ -223,11 +223,11 @@ def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = _number(config, "inter_op_thread_count") or 1
     if given.get("execution_mode") == "1":
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    level = given.get("optimization.graph.level", "")
-    options.graph_optimization_level = LEVELS.get(level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)
-    options.enable_cpu_mem_arena = given.get("enable_mem_arena", "1") == "1"
+    everything = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.graph_optimization_level = LEVELS.get(config.graph_level, everything)
+    options.enable_cpu_mem_arena = "enable_mem_arena" not in given or config.says("enable_mem_arena")
     # patterns are kept per shape, and with dynamic batching every batch has another one
-    options.enable_mem_pattern = given.get("enable_mem_pattern", "0") == "1"
+    options.enable_mem_pattern = config.says("enable_mem_pattern")
     # spinning between batches would take the cores from the threads that feed and collect work
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # without VNNI, sums of 8-bit products overflow (by a quarter, say); no effect on other processors

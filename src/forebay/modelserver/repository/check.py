@@ -43,7 +43,9 @@ NO_GPU: Final = {
 }
 """Why a backend cannot use GPUs that exist."""
 
-_NO_EFFECT = ("runtime", "cc_model_filenames", "model_operations", "metric_tags", "model_metrics")
+_NO_EFFECT = ("runtime", "cc_model_filenames", "model_operations", "metric_tags")
+_CONTROLLED: Final = "nv_inference_first_response_histogram_ms"
+"""The only metric that `model_metrics` has an effect on: its buckets."""
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 
 
@@ -85,10 +87,15 @@ def without_effect(message: Message) -> list[str]:
     if message.backend == "python" or message.HasField("ensemble_scheduling"):
         found += [name for name in ("batch_input", "batch_output") if _is_set(message, name)]
     optimization = message.optimization
-    found += [f"optimization.{name}" for name in _OPTIMIZATIONS if _is_set(optimization, name)]
+    idle = [name for name in _OPTIMIZATIONS if name != "graph" or message.backend != "onnxruntime"]
+    found += [f"optimization.{name}" for name in idle if _is_set(optimization, name)]
     found += [f"optimization.{n}" for n in ("priority", "gather_kernel_buffer_threshold") if getattr(optimization, n)]
     if optimization.eager_batching:
         found.append("optimization.eager_batching")
+    for index, control in enumerate(message.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family != _CONTROLLED:
+            found.append(f"model_metrics.metric_control[{index}] (it is for '{family}')")
     for index, warmup in enumerate(message.model_warmup):
         if not warmup.batch_size:
             found.append(f"model_warmup[{index}] (its batch_size is 0)")

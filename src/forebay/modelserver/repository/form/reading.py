@@ -58,6 +58,7 @@ def values_of(message: Message) -> ModelConfig:
         warmups=tuple(_warmup(warmup) for warmup in message.model_warmup),
         cache=message.response_cache.enable,
         decoupled=message.model_transaction_policy.decoupled,
+        graph_level=message.optimization.graph.level,
     )
 
 
