@@ -283,6 +283,23 @@ def test_export_with_non_tensor_inputs_requires_configuration(tmp_path: Path) ->
         load(named("x", ""), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("word", "inferring"), [("", True), ("1", True), ("on", True), ("0", False), ("False", False)]
+)
+def test_switches_may_be_words_or_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, inferring: bool
+) -> None:
+    script(AddSub(), tmp_path / "model.pt")
+    parameters = {"INFERENCE_MODE": word} if word else {}
+    used: list[str] = []
+    real = torch.inference_mode
+    monkeypatch.setattr(torch, "inference_mode", lambda: (used.append(word), real())[1])
+
+    outputs(named("a b", "SUM DIFF", parameters=parameters), tmp_path, a=A, b=B)
+
+    assert bool(used) == inferring
+
+
 def test_options_are_accepted_and_validated(tmp_path: Path) -> None:
     script(AddSub(), tmp_path / "model.pt")
     parameters = {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true", "INTRA_OP_THREAD_COUNT": "1"}

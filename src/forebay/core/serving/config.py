@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 
-TRUE = frozenset({"true", "1"})
+TRUE = frozenset({"true", "1", "on"})
 """Values that mean "true" for boolean parameters."""
 VARIABLE = -1
 """A dimension of any size."""
@@ -302,9 +302,9 @@ class ModelConfig:
         """The models it depends on: those of its steps, and those that it calls."""
         return tuple(dict.fromkeys((*(step.model for step in self.steps), *self.calls)))
 
-    def says(self, parameter: str) -> bool:
-        """Whether a boolean parameter is true; a missing one is not."""
-        return self.parameters.get(parameter, "").lower() in TRUE
+    def says(self, parameter: str, *, default: bool = False) -> bool:
+        """Whether a boolean parameter is true; a missing one is `default`."""
+        return self.parameters.get(parameter, str(default)).lower() in TRUE
 
     @property
     def made_inputs(self) -> tuple[str, ...]:

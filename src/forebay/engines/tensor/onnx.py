@@ -225,7 +225,7 @@ def _options(config: ModelConfig) -> onnxruntime.SessionOptions:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     everything = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.graph_optimization_level = LEVELS.get(config.graph_level, everything)
-    options.enable_cpu_mem_arena = "enable_mem_arena" not in given or config.says("enable_mem_arena")
+    options.enable_cpu_mem_arena = config.says("enable_mem_arena", default=True)
     # patterns are kept per shape, and with dynamic batching every batch has another one
     options.enable_mem_pattern = config.says("enable_mem_pattern")
     # spinning between batches would take the cores from the threads that feed and collect work

@@ -103,8 +103,8 @@ class TorchBackend:
             return {name: self._output(name, found) for name in wanted}
 
     def _called(self, inputs: Mapping[str, object]) -> dict[str | int, Any]:
-        optimised = self._config.parameters.get("DISABLE_OPTIMIZED_EXECUTION", "").lower() != "true"
-        inferring = self._config.parameters.get("INFERENCE_MODE", "true").lower() == "true"
+        optimised = not self._config.says("DISABLE_OPTIMIZED_EXECUTION")
+        inferring = self._config.says("INFERENCE_MODE", default=True)
         try:
             with (
                 torch.inference_mode() if inferring else torch.no_grad(),
