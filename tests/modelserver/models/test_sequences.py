@@ -63,6 +63,32 @@ def test_sequences_have_separate_state(tmp_path: Path, strategy: str) -> None:
     asyncio.run(main())
 
 
+def test_answers_of_sequences_keep_their_order_if_that_is_asked_for(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    slow_first = f"""
+    def answer(self, request):
+        while get(request)[0, 0] == 0 and Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+        return give(get(request))
+"""
+    ordered = sequences("oldest", "preserve_ordering: true").replace("max_batch_size: 2", "max_batch_size: 1")
+    root = write(tmp_path / "r", "m", ordered + "instance_group { count: 2 kind: KIND_CPU }", slow_first)
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            gate.touch()
+            asked = [
+                server.ask("m", tensor("IN", [[float(number)]]), sequence_id=number + 1, sequence_start=True)
+                for number in range(2)
+            ]
+            await until("the second has run", lambda: server.statistics("m", "")[0].success.count == 1)
+            assert not asked[1].ended.is_set()
+            gate.unlink()
+            assert [numbers(await each.one()) for each in asked] == [[[0.0]], [[1.0]]]
+
+    asyncio.run(main())
+
+
 def test_request_outside_a_sequence_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, "m", sequences("direct"), SUM)
 

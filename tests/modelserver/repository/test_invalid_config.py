@@ -260,3 +260,13 @@ def test_buckets_of_the_first_response_have_an_effect_and_other_metrics_none(tmp
     assert described(tmp_path, f"backend: 'python' {text}").warnings == (
         "model_metrics.metric_control[1] (it is for 'nv_other') has no effect here",
     )
+
+
+def test_what_would_be_ignored_is_said(tmp_path: Path) -> None:
+    text = "instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU passive: true }"
+    iterative = "sequence_batching { iterative_sequence: true oldest { preserve_ordering: true } }"
+
+    assert described(tmp_path, f"backend: 'python' {text} {iterative}").warnings == (
+        "instance_group[1].passive has no effect here",
+        "sequence_batching.oldest.preserve_ordering (with iterative_sequence) has no effect here",
+    )

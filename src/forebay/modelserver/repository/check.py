@@ -92,6 +92,12 @@ def without_effect(message: Message) -> list[str]:
     found += [f"optimization.{n}" for n in ("priority", "gather_kernel_buffer_threshold") if getattr(optimization, n)]
     if optimization.eager_batching:
         found.append("optimization.eager_batching")
+    found += [
+        f"instance_group[{index}].passive" for index, group in enumerate(message.instance_group) if group.passive
+    ]
+    sequences = message.sequence_batching
+    if sequences.iterative_sequence and sequences.oldest.preserve_ordering:
+        found.append("sequence_batching.oldest.preserve_ordering (with iterative_sequence)")
     for index, control in enumerate(message.model_metrics.metric_control):
         family = control.metric_identifier.family
         if family != _CONTROLLED:
@@ -99,7 +105,7 @@ def without_effect(message: Message) -> list[str]:
     for index, warmup in enumerate(message.model_warmup):
         if not warmup.batch_size:
             found.append(f"model_warmup[{index}] (its batch_size is 0)")
-    for index, state in enumerate(message.sequence_batching.state):
+    for index, state in enumerate(sequences.state):
         for name in ("use_same_buffer_for_input_output", "use_growable_memory"):
             if getattr(state, name):
                 found.append(f"sequence_batching.state[{index}].{name}")

@@ -95,15 +95,18 @@ class Executor:
         self._reshaped = {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None}
         self._lead = 1 if config.max_batch else 0
         """Dimensions of a tensor before those that the configuration names: the batch dimension, if there is one."""
+        sequences = config.sequences
         ordered = config.batching is not None and config.batching.preserve_ordering
+        if sequences is not None and sequences.preserve_ordering and not sequences.iterative:
+            ordered = True  # the requests of an iterative model start several times
         self._order: deque[_Place] | None = deque() if ordered else None
         """Requests without their final response, as they started; None: each gets its responses at once."""
         self._places: dict[Call, _Place] = {}
         self._last: dict[int, Batch] = {}
         """The last unfinished batch by instance."""
-        self._runs_ahead = not (config.decoupled or ordered or resources.scarce or config.sequences is not None)
+        self._runs_ahead = not (config.decoupled or ordered or resources.scarce or sequences is not None)
         """Whether busy instances may be given their next batch."""
-        self._iterative = config.sequences is not None and config.sequences.iterative
+        self._iterative = sequences is not None and sequences.iterative
         self._short = False
         """Whether the last batch took at most `AHEAD_NS_MAX`."""
         self.on_free: OnFree = lambda batch, done: None
