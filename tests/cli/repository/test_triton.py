@@ -136,3 +136,18 @@ def test_unsupported_security_options_are_rejected(tmp_path: Path, option: str, 
     assert isinstance(result.exception, UserError)
     assert str(result.exception).startswith(f"{option}: ")
     assert text in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [("^X-User|authorization", ["x-user-id", "authorization"]), ("(?-i)x-USER|author", ["authorization"])],
+)
+def test_patterns_of_headers_ignore_case_as_in_triton(wish: ServerOptions, pattern: str, names: list[str]) -> None:
+    plan = plan_of(
+        replace(wish, http_header_forward_pattern=pattern),
+        GrpcOptions(grpc_header_forward_pattern=pattern),
+        TritonOptions(),
+    )
+    for found in (plan.front.forwarded_headers, plan.rpc.forwarded_headers):
+        assert found is not None
+        assert [name for name in ("x-user-id", "authorization", "host") if found.search(name)] == names

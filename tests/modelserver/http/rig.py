@@ -269,7 +269,7 @@ class Rig:
         """One request and its answer; `_` in names of headers stands for `-`."""
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         head = f"{method} {path} HTTP/1.1\r\nhost: a\r\n{lines}content-length: {len(body)}\r\n\r\n"
-        self.line.send(head.encode() + body)
+        self.line.send(head.encode(errors="surrogateescape") + body)
         answer = await self.line.answer()
         if b"content-encoding" not in answer.headers:
             kind = answer.headers.get(b"content-type", b"").decode()

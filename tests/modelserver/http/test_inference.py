@@ -303,8 +303,8 @@ def test_matching_headers_are_forwarded_as_parameters() -> None:
     async def main() -> None:
         async with rig(forwarded_headers=re.compile("^x-|priority")) as it:
             document = {"inputs": [fp32([1], [1])]}
-            await it.infer("echo", document, x_user="me", other="no")
-            assert it.models.requests[0].parameters == {"x-user": "me"}
+            await it.infer("echo", document, x_user="me", other="no", x_utf="é", x_old="\udce9")
+            assert it.models.requests[0].parameters == {"x-user": "me", "x-utf": "é", "x-old": "é"}
             refused = await it.infer("echo", document, priority="1")
             assert json_of(refused) == {
                 "error": "Header 'priority' is reserved for Triton usage and cannot be forwarded."

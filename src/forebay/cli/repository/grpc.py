@@ -34,7 +34,7 @@ class GrpcOptions:
         str | None,
         _of(
             metavar="REGEX",
-            help="Forward request metadata whose names match as request parameters.",
+            help="Forward request metadata whose names match, in any case, as request parameters.",
             show_default=False,
         ),
     ] = None

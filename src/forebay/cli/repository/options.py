@@ -159,7 +159,7 @@ class ServerOptions:
         in_panel(
             WHERE,
             metavar="REGEX",
-            help="Forward request headers whose names match as request parameters.",
+            help="Forward request headers whose names match, in any case, as request parameters.",
             show_default=False,
         ),
     ] = None

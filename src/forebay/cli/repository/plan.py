@@ -55,7 +55,7 @@ def plan_of(given: ServerOptions, grpc: GrpcOptions, triton: TritonOptions) -> P
         )
     forwarded = None
     if given.http_header_forward_pattern is not None:
-        forwarded = _read("--http-header-forward-pattern", re.compile, given.http_header_forward_pattern)
+        forwarded = _read("--http-header-forward-pattern", _name_pattern, given.http_header_forward_pattern)
     listen = ListenAddresses(
         triton.http_address or given.host,
         given.http_port if _on(given.allow_http) else None,
@@ -91,7 +91,7 @@ def rpc_options(given: GrpcOptions, name: str = "forebay") -> RpcOptions:
     """The settings of the gRPC server. Raises `UserError`."""
     forwarded = None
     if given.grpc_header_forward_pattern is not None:
-        forwarded = _read("--grpc-header-forward-pattern", re.compile, given.grpc_header_forward_pattern)
+        forwarded = _read("--grpc-header-forward-pattern", _name_pattern, given.grpc_header_forward_pattern)
     return RpcOptions(
         name=name,
         version=__version__,
@@ -300,6 +300,11 @@ def _host_policies(texts: Sequence[str]) -> dict[str, Placement]:
         )
         for name, settings in found.items()
     }
+
+
+def _name_pattern(text: str) -> re.Pattern[str]:
+    """A pattern of header names: case-insensitive, as in Triton, unless it begins with `(?-i)`. Raises `re.error`."""
+    return re.compile(text.removeprefix("(?-i)"), 0 if text.startswith("(?-i)") else re.IGNORECASE)
 
 
 def _natural(text: str) -> int:

@@ -159,7 +159,15 @@ def forward(exchange: Exchange, names: re.Pattern[str], request: InferRequest) -
             continue
         if key in RESERVED or key.startswith(RESERVED_PREFIX):
             raise invalid(f"Header '{key}' is reserved for Triton usage and cannot be forwarded.")
-        request.parameters[key] = value.decode("latin-1")
+        request.parameters[key] = _text(value)
+
+
+def _text(value: bytes) -> str:
+    """The value of a header: UTF-8, or else Latin-1, as RFC 9110 has it of old."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 class Inference:

@@ -26,4 +26,4 @@ class FrontOptions:
     strings_max: int = STRINGS_MAX
     """Elements of a BYTES tensor in a request's JSON."""
     forwarded_headers: re.Pattern[str] | None = None
-    """Request headers whose lower-case name matches this pattern become parameters."""
+    """Request headers whose lower-case name matches this pattern become parameters of that name."""
