@@ -6,7 +6,7 @@ from forebay.core.model import Snapshot
 from forebay.core.tenancy import ANONYMOUS, Denied, Granted
 from forebay.gateway.account import Account
 from forebay.gateway.asking import Ids, expected_tokens, make_ticket, most_tokens, prepare
-from forebay.gateway.dispatch.dispatching import addressed, check_revision, read, serving
+from forebay.gateway.dispatch.dispatching import addressed, missing_revision, read, serving
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.gateway.records import entries
 from forebay.gateway.requests.relay import Relay
@@ -63,8 +63,8 @@ class Gateway:
                 tokens_max = most_tokens(request, lengths, tenant) if lengths is not None else 0
                 admitted = self._admit(caller, request, asked, tokens_max)
             served = serving(self.served, request.model, endpoint, loaded=self.snapshot is not None)
-            if chosen is not None and chosen.revision:
-                check_revision(served, chosen.revision)
+            if chosen is not None and (missing := missing_revision(served, chosen.revision)) is not None:
+                raise missing
             routes = served.routes
             ready = not routes.drops_late or served.ready
             ticket = make_ticket(exchange, tenant, work_tokens=work_tokens, began=began, routes=routes, ready=ready)

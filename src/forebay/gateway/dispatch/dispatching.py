@@ -158,12 +158,16 @@ def _embeds(served: Served, endpoint: Endpoint) -> bool:
     return served.routes.task is Task.TENSOR and endpoint.task is Task.EMBED
 
 
-def check_revision(served: Served, revision: str) -> None:
-    """Raises `Refusal` if no replica has it, nor is any meant to."""
+def missing_revision(served: Served, revision: str) -> Refusal | None:
+    """The error for a revision that no replica has, nor is meant to have; None: there is one, or `revision` is
+    empty."""
+    if not revision:
+        return None
     known = {link.revision for link in served.links} | meant_revisions(served)
-    if revision not in known:
-        text = f"No replica of `{served.routes.name}` has the revision `{revision[:SHOWN_CHARS_MAX]}`"
-        raise Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(sorted(known))}.", "model")
+    if revision in known:
+        return None
+    text = f"No replica of `{served.routes.name}` has the revision `{revision[:SHOWN_CHARS_MAX]}`"
+    return Refusal(Code.MODEL_NOT_FOUND, f"{text}; there are: {', '.join(sorted(known))}.", "model")
 
 
 def meant_revisions(served: Served) -> set[str]:

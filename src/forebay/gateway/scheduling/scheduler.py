@@ -11,7 +11,7 @@ from forebay.core.errors import CLIENT_CLOSED, OK, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec
 from forebay.core.resilience import Outcome, RetryBudget, outcome_of
 from forebay.core.routing import Chooser, Route, Shed, Wait, Why, choose
-from forebay.gateway.dispatch.dispatching import Dispatcher
+from forebay.gateway.dispatch.dispatching import Dispatcher, missing_revision
 from forebay.gateway.dispatch.fallback import fall_back, fall_back_all, fall_back_or_reject
 from forebay.gateway.fleet import Served
 from forebay.gateway.link import BATCH, RESTARTING
@@ -190,7 +190,8 @@ class Scheduler:
             if isinstance(choice, Route):
                 self.send(relay, choice)
             else:
-                problem = relay.problem or Refusal(Code.REPLICA_LOST, choice.why)
+                gone = missing_revision(served, revision)  # since the request was admitted
+                problem = relay.problem or gone or Refusal(Code.REPLICA_LOST, choice.why)
                 fall_back_or_reject(self, relay, problem, choice.retry_after_s, Condition.DOWN)
             return True
         return False
