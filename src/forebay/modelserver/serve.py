@@ -153,6 +153,7 @@ class _Parts:
         self._traces = TraceSettings(plan.tracing, self._files.retire)
         shown = plan.latencies
         latencies = Latencies(summaries=shown.summaries, first_responses=shown.histograms)
+        self._server.measured = latencies.observe
         self._models = ObservedModels(
             self._server, traces=self._traces, files=self._files, logs=logs, log=log, latencies=latencies
         )

@@ -1,9 +1,9 @@
 """The model server behind its fronts: implements `ports.Models` on real repositories and processes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Final, NamedTuple
 
 import structlog
@@ -12,7 +12,7 @@ from forebay.core.serving.cache import ByteLru
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
-from forebay.core.serving.values import InferRequest, OnResponse
+from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import SERIES_MAX, Family, merged
 from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.collection import Collection
@@ -28,6 +28,10 @@ from forebay.modelserver.waiting import and_finally, in_group
 
 MEASURE_S: Final = 0.5
 """Time limit for custom metrics in a scrape: a model may hang."""
+
+
+Measured = Callable[[str, str, Call, int, int], None]
+"""Called with model, version and request, and the times of its first response and its end (CLOCK_MONOTONIC, ns)."""
 
 
 class Processes(NamedTuple):
@@ -53,6 +57,8 @@ class ModelServer:
         self._memory: MemoryManager | None = None
         self.cache: Cache | None = ByteLru(options.cache_bytes) if options.cache_bytes else None
         """The response cache; None: there is none."""
+        self.measured: Measured | None = None
+        """Called when a request of one model to another has been answered."""
         self._keeping: asyncio.Task[None] | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
@@ -72,7 +78,7 @@ class ModelServer:
             options,
             self._log,
             tasks,
-            self,
+            _ModelsForModels(self),
             memory,
             self.cache,
             RateLimiter(options.amounts) if options.limited else None,
@@ -228,6 +234,66 @@ class ModelServer:
                     await models.poll()
                 except OSError as error:  # the repository may be back next time
                     self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
+
+
+class _ModelsForModels:
+    """The models as ensembles and calls of models reach them. Implements `ModelAccess`."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+
+    def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
+        """Send a request to another model. Raises `Refused`."""
+        if (
+            self._server.measured is None or request.came_ns
+        ):  # a client's request that starts again is measured anyway
+            return self._server.infer(request, on_response)
+        seen = _InnerRequest(self._server.measured, request, on_response)
+        call = seen.call = self._server.infer(request, seen.on_response)
+        return call
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
+        """Load or reload a model. Raises `Refused`."""
+        await self._server.load(name, parameters)
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Unload a model. Raises `Refused`."""
+        await self._server.unload(name, dependents)
+
+    def lookup(self, name: str, version: int) -> ModelConfig | None:
+        """The configuration of a ready version (-1: the latest), or None."""
+        return self._server.lookup(name, version)
+
+
+class _InnerRequest:
+    """A request of one model to another whose latency is measured, as that of clients' requests is."""
+
+    __slots__ = ("_first_ns", "_measured", "_model", "_on_response", "_version", "call")
+
+    def __init__(self, measured: Measured, request: InferRequest, on_response: OnResponse) -> None:
+        self._measured = measured
+        self._model = request.model
+        self._version = request.version
+        self._on_response: OnResponse | None = on_response
+        self._first_ns = 0
+        self.call: Call | None = None
+
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
+        """Deliver a response; the last one is measured unless it is an error."""
+        on_response, call = self._on_response, self.call
+        if on_response is None:
+            return
+        end_ns = monotonic_ns()
+        failed = False
+        if response is not None:
+            failed = response.error is not None
+            self._first_ns = self._first_ns or end_ns
+            self._version = response.version or self._version
+        if final:
+            self._on_response = self.call = None  # break the cycle, so that responses are freed at once
+        on_response(response, final)
+        if final and call is not None and not failed:
+            self._measured(self._model, self._version, call, self._first_ns or end_ns, end_ns)
 
 
 def number_of(version: str) -> int:

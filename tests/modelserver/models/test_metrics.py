@@ -1,4 +1,4 @@
-"""Custom metrics of Python models, from their processes to the server."""
+"""Custom metrics of Python models, from their processes to the server; latencies of models that others use."""
 
 import asyncio
 import os
@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.modelserver.models.rig import Server, config, serving, tensor, until, write
+from tests.modelserver.models.test_ensembles import chain
 
 from forebay.engines.tensor.measures import Measure
+from forebay.modelserver.models.running.call import Call
 
 ONE = tensor("IN", [[1.0]])
 COUNTING = """
@@ -80,5 +82,35 @@ def test_model_counters_survive_process_restarts(tmp_path: Path) -> None:
             os.kill(server.pids("a")[0], signal.SIGSTOP)
             assert (await metrics_of(server))["seen_requestsa"] == 4
             os.kill(server.pids("a")[0], signal.SIGCONT)
+
+    asyncio.run(main())
+
+
+def test_steps_and_calls_are_measured_like_requests_of_clients(tmp_path: Path) -> None:
+    chain(tmp_path)
+    calls = """
+    def answer(self, request):
+        asked = pb_utils.InferenceRequest(model_name="double", requested_output_names=["OUT"],
+                                          inputs=[pb_utils.Tensor("IN", get(request))])
+        answer = asked.exec()
+        return pb_utils.InferenceResponse(answer.output_tensors(), error=answer.error())
+"""
+    write(tmp_path, "calls", config(), calls)
+    seen: list[tuple[str, str]] = []
+
+    def note(model: str, version: str, call: Call, first_ns: int, end_ns: int) -> None:
+        assert call.started_ns <= first_ns <= end_ns
+        seen.append((model, version))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("*",)) as server:
+            server.itself.measured = note
+            assert await server.numbers("both", ONE) == [[4.0]]
+            assert seen == [("add", "1"), ("double", "1")]
+            assert await server.numbers("calls", ONE) == [[2.0]]
+            assert seen[2:] == [("double", "1")]
+            for model in ("both", "calls"):
+                await server.ask(model, tensor("IN", [[500.0]])).error()
+            assert seen[3:] == [("add", "1")], "failures have no latency"
 
     asyncio.run(main())
