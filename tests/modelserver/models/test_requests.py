@@ -322,6 +322,9 @@ def test_response_cache_returns_cached_responses_until_reload(tmp_path: Path) ->
                 "nv_cache_num_misses 3", "nv_cache_num_lookups 4",
             }  # fmt: skip
             assert f"nv_cache_util {3 * (ENTRY_BYTES + 4) / 10_000}" in lines
+            assert min(server.cache.lookup_ns, server.cache.insertion_ns) > 0
+            assert f"nv_cache_lookup_duration {server.cache.lookup_ns // 1000}" in lines
+            assert f"nv_cache_insertion_duration {server.cache.insertion_ns // 1000}" in lines
             write(tmp_path, "m", config("response_cache { enable: true }", max_batch=0))
             await server.load("m", {})
             assert await server.numbers("m", tensor("IN", [1.0])) == [1.0]

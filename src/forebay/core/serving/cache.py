@@ -15,15 +15,18 @@ class ByteLru(Generic[K, V]):
     """Entries with sizes. Keys must include the load of the model, else entries outlive it.
 
     `used_bytes` never exceeds `bytes_max`; `evictions` counts evicted entries; callers count `hits` and
-    `misses`.
+    `misses`, and the time that lookups and insertions take.
     """
 
-    __slots__ = ("_entries", "bytes_max", "evictions", "hits", "misses", "used_bytes")
+    __slots__ = (
+        "_entries", "bytes_max", "evictions", "hits", "insertion_ns", "lookup_ns", "misses", "used_bytes",
+    )  # fmt: skip
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
         self.evictions = self.hits = self.misses = 0
+        self.lookup_ns = self.insertion_ns = 0
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __len__(self) -> int:

@@ -77,6 +77,8 @@ CACHE_SIZE: Final[Mapping[str, Row]] = {
     "misses": Row("nv_cache_num_misses", "gauge", "Requests that missed the response cache, of all models."),
     "lookups": Row("nv_cache_num_lookups", "gauge", "Requests looked up in the response cache, of all models."),
     "evictions": Row("nv_cache_num_evictions", "gauge", "Responses evicted from the response cache to make room."),
+    "lookup_ns": Row("nv_cache_lookup_duration", "gauge", "Total time of cache lookups, microseconds."),
+    "insertion_ns": Row("nv_cache_insertion_duration", "gauge", "Total time of cache insertions, microseconds."),
 }
 """Gauges, as in Triton."""
 FIRST: Final = Row(FIRST_RESPONSE, "histogram", "Time to the first response of decoupled models.")
@@ -233,6 +235,8 @@ def _cache_size(cache: Cache) -> Iterator[tuple[Row, float]]:
     yield CACHE_SIZE["misses"], cache.misses
     yield CACHE_SIZE["lookups"], cache.hits + cache.misses
     yield CACHE_SIZE["evictions"], cache.evictions
+    yield CACHE_SIZE["lookup_ns"], cache.lookup_ns // 1000
+    yield CACHE_SIZE["insertion_ns"], cache.insertion_ns // 1000
 
 
 def first_response_buckets(document: Mapping[str, Any]) -> Sequence[float]:

@@ -48,6 +48,7 @@ class VersionCache:
         call.cache_key = key_of(self._model, self._version, self._load, call.checked)
         kept = self._cache.get(call.cache_key)
         call.cache_ns = monotonic_ns() - start_ns
+        self._cache.lookup_ns += call.cache_ns
         if kept is None:
             self._cache.misses += 1
             return None
@@ -62,7 +63,9 @@ class VersionCache:
             outputs = response.copied().outputs
             size = sum(size_bytes(tensor.data) for tensor in outputs)
             self._cache.put(call.cache_key, CachedResponse(outputs, response.parameters), size)
-            self._counts.miss(call.cache_ns + monotonic_ns() - start_ns)
+            insertion_ns = monotonic_ns() - start_ns
+            self._cache.insertion_ns += insertion_ns
+            self._counts.miss(call.cache_ns + insertion_ns)
 
 
 def key_of(model: str, version: str, load: int, checked: Checked) -> bytes:
