@@ -1,4 +1,4 @@
-"""A real `forebay up` in a process of its own, and what tests ask of it."""
+"""A real `forebay up` in its own process, and how tests query it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Faults in a running cluster with real models: what is lost, what is answered, what repairs itself."""
+"""Faults in a running cluster with real models: what fails, what is answered, what recovers."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def under_load(cluster: Cluster, fault: Any, streams: int = STREAMS, started_min
         return [f.result() for f in futures]
 
 
-def test_killing_one_of_two_chat_replicas_under_32_streams_loses_nothing_that_had_not_begun(demo: Cluster) -> None:
+def test_killed_chat_replica_under_32_streams_loses_only_started_streams(demo: Cluster) -> None:
     victim = demo.ready_replicas("chat")[0]
 
     outcomes = under_load(demo, lambda: os.kill(victim["pid"], signal.SIGKILL))
@@ -106,7 +106,7 @@ def test_killing_an_engine_child_fails_only_its_streams_and_is_repaired(demo: Cl
     assert repaired[0]["pid"] == victim["pid"]
 
 
-def test_a_hung_engine_that_wakes_up_in_time_goes_on(demo: Cluster) -> None:
+def test_hung_engine_that_recovers_in_time_is_kept(demo: Cluster) -> None:
     victim = demo.ready_replicas("chat")[0]
 
     def hang() -> None:
@@ -127,7 +127,7 @@ def test_a_hung_engine_that_wakes_up_in_time_goes_on(demo: Cluster) -> None:
     assert after[0]["engine_pid"] == victim["engine_pid"]
 
 
-def test_an_engine_that_hangs_for_good_is_replaced(demo: Cluster) -> None:
+def test_permanently_hung_engine_is_replaced(demo: Cluster) -> None:
     victim = demo.ready_replicas("chat")[0]
 
     outcomes = under_load(demo, lambda: os.kill(victim["engine_pid"], signal.SIGSTOP), streams=8)
@@ -154,7 +154,7 @@ def test_a_hung_worker_is_routed_around_and_replaced(demo: Cluster) -> None:
     demo.wait_ready(90)
 
 
-def test_a_killed_gateway_is_back_at_once(demo: Cluster) -> None:
+def test_killed_gateway_is_restarted_immediately(demo: Cluster) -> None:
     gateway = demo.status()["gateways"][0]
 
     os.kill(gateway["pid"], signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_a_killed_gateway_is_back_at_once(demo: Cluster) -> None:
     assert demo.status()["gateways"][0]["pid"] != gateway["pid"]
 
 
-def test_a_client_that_leaves_frees_the_engine_and_every_counter(demo: Cluster) -> None:
+def test_client_disconnect_frees_engine_and_counters(demo: Cluster) -> None:
     with demo.client() as client:
         stream = client.chat.completions.create(
             model="chat",
@@ -194,14 +194,14 @@ def raw(cluster: Cluster, data: bytes, timeout_s: float = 30) -> bytes:
     return answer
 
 
-def test_half_a_request_and_then_silence_is_ended_with_408(demo: Cluster) -> None:
+def test_incomplete_request_times_out_with_408(demo: Cluster) -> None:
     answer = raw(demo, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"request_timeout"' in answer
 
 
-def test_an_oversized_head_is_431_and_an_oversized_body_is_413(demo: Cluster) -> None:
+def test_oversized_head_is_431_and_oversized_body_is_413(demo: Cluster) -> None:
     head = raw(demo, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Big: " + b"a" * 100_000 + b"\r\n\r\n")
     body = raw(demo, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
 
@@ -211,7 +211,7 @@ def test_an_oversized_head_is_431_and_an_oversized_body_is_413(demo: Cluster) ->
     assert b'"body_too_large"' in body
 
 
-def test_a_thousand_idle_connections_do_not_hinder_a_request(demo: Cluster) -> None:
+def test_thousand_idle_connections_do_not_block_requests(demo: Cluster) -> None:
     idle = [socket.create_connection(("127.0.0.1", demo.gateway_port), timeout=10) for _ in range(1000)]
     try:
         with demo.client() as client:
@@ -229,7 +229,7 @@ CHAT_FIELDS = [
 
 
 @pytest.mark.parametrize("field", CHAT_FIELDS)
-def test_a_wrong_type_in_any_field_is_a_400_that_names_it(demo: Cluster, field: str) -> None:
+def test_wrong_type_in_any_field_is_a_400_naming_the_field(demo: Cluster, field: str) -> None:
     good = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stream": False}
     for wrong in ({"wrong": ["type"]}, [[7]]):
         answer = httpx.post(f"{demo.url}/v1/chat/completions", json={**good, field: wrong}, timeout=30)
@@ -242,7 +242,7 @@ def test_a_wrong_type_in_any_field_is_a_400_that_names_it(demo: Cluster, field: 
     "body",
     [b"", b"{", b"[]", b"null", b'"x"', b'{"model": "chat"', b"\xff\xfe{}", b'{"model": "\xc3("}', b"[" * 50_000],
 )
-def test_a_body_that_is_not_json_is_a_400(demo: Cluster, body: bytes) -> None:
+def test_non_json_body_is_a_400(demo: Cluster, body: bytes) -> None:
     answer = httpx.post(f"{demo.url}/v1/chat/completions", content=body, timeout=30)
 
     assert answer.status_code == 400

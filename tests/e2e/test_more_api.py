@@ -1,4 +1,4 @@
-"""The other APIs with real models: Responses and Messages through their official clients, and tokens."""
+"""The Responses, Messages and tokenization APIs with real models, through their official clients."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def post(demo: Cluster, path: str, **body: Any) -> httpx.Response:
     return httpx.post(demo.url + path, json=body, timeout=60)
 
 
-def test_a_message_is_right_plain_and_streamed(claude: anthropic.Anthropic) -> None:
+def test_message_is_correct_plain_and_streamed(claude: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "chat", "max_tokens": 40, "messages": ASKED, "extra_body": GREEDY}
     message = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
@@ -53,7 +53,7 @@ def test_models_are_listed_to_both_clients(claude: anthropic.Anthropic, client: 
     assert (one.display_name, one.created_at.timestamp()) == ("chat", client.models.retrieve("chat").created)
 
 
-def test_a_message_says_which_stop_sequence_ended_it(claude: anthropic.Anthropic) -> None:
+def test_message_reports_the_stop_sequence_that_ended_it(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(
         model="chat", max_tokens=40, messages=ASKED, stop_sequences=["\u2603", " Paris"], extra_body=GREEDY
     )
@@ -62,7 +62,7 @@ def test_a_message_says_which_stop_sequence_ended_it(claude: anthropic.Anthropic
     assert "Paris" not in message.content[0].text
 
 
-def test_the_gateways_and_the_workers_refusals_reach_anthropics_client(claude: anthropic.Anthropic) -> None:
+def test_gateway_and_worker_errors_reach_the_anthropic_client(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(model="nobody", max_tokens=4, messages=ASKED)
     with pytest.raises(anthropic.BadRequestError) as tools:
@@ -76,7 +76,7 @@ def test_the_gateways_and_the_workers_refusals_reach_anthropics_client(claude: a
     assert tools.value.request_id
 
 
-def test_a_response_is_right_plain_and_streamed(client: openai.OpenAI) -> None:
+def test_response_is_correct_plain_and_streamed(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "chat", "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
     response = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
@@ -90,7 +90,7 @@ def test_a_response_is_right_plain_and_streamed(client: openai.OpenAI) -> None:
     assert final.usage.output_tokens == response.usage.output_tokens
 
 
-def test_responses_and_messages_keep_to_a_schema(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_responses_and_messages_follow_a_json_schema(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     prompt = "Give the capital of France as JSON."
     form: Any = {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
     response = client.responses.create(
@@ -109,7 +109,7 @@ def test_responses_and_messages_keep_to_a_schema(client: openai.OpenAI, claude: 
 
 
 @pytest.mark.parametrize("model", ["chat", "embed"])
-def test_tokens_become_their_text_again(demo: Cluster, model: str) -> None:
+def test_detokenized_tokens_give_the_original_text(demo: Cluster, model: str) -> None:
     text = "the river fills the pool"
     tokens = post(demo, "/v1/tokenize", model=model, prompt=text, add_special_tokens=False).json()
     again = post(demo, "/v1/detokenize", model=model, tokens=tokens["tokens"]).json()
@@ -119,7 +119,7 @@ def test_tokens_become_their_text_again(demo: Cluster, model: str) -> None:
     assert tokens["max_model_len"] == {"chat": 8192, "embed": 512}[model]
 
 
-def test_the_tokens_of_messages_are_counted_as_a_request_counts_them(demo: Cluster, client: openai.OpenAI) -> None:
+def test_count_tokens_matches_the_usage_of_a_request(demo: Cluster, client: openai.OpenAI) -> None:
     tokens = post(demo, "/v1/tokenize", model="chat", messages=ASKED).json()
     usage = client.chat.completions.create(model="chat", messages=ASKED, max_tokens=1).usage
 

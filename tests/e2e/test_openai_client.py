@@ -16,7 +16,7 @@ def cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
-def test_a_chat_answer_is_right_and_counts_its_tokens(client: openai.OpenAI) -> None:
+def test_chat_answer_is_correct_and_reports_usage(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="chat", messages=QUESTION, temperature=0, max_tokens=40)
 
     assert "Paris" in (answer.choices[0].message.content or "")
@@ -25,7 +25,7 @@ def test_a_chat_answer_is_right_and_counts_its_tokens(client: openai.OpenAI) -> 
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 30
 
 
-def test_a_stream_gives_the_same_text_as_a_plain_answer(client: openai.OpenAI) -> None:
+def test_stream_has_the_same_text_as_a_plain_answer(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(model="chat", messages=QUESTION, temperature=0, max_tokens=24)
     stream = client.chat.completions.create(
         model="chat",
@@ -58,7 +58,7 @@ def test_text_completions_work_plain_and_streamed(client: openai.OpenAI) -> None
     assert plain.usage.completion_tokens == 8
 
 
-def test_n_gives_that_many_choices_in_order(client: openai.OpenAI) -> None:
+def test_n_returns_as_many_choices_in_order(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="chat", messages=QUESTION, n=3, max_tokens=6, seed=7)
     stream = client.chat.completions.create(model="chat", messages=QUESTION, n=2, max_tokens=6, stream=True)
     seen = {c.choices[0].index for c in stream if c.choices}
@@ -67,7 +67,7 @@ def test_n_gives_that_many_choices_in_order(client: openai.OpenAI) -> None:
     assert seen == {0, 1}
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_answer_and_is_excluded(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat", messages=QUESTION, temperature=0, max_tokens=40, stop=[" Paris"]
     )
@@ -89,7 +89,7 @@ def test_max_completion_tokens_is_exact(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 11
 
 
-def test_sampling_parameters_are_taken(client: openai.OpenAI) -> None:
+def test_sampling_parameters_are_accepted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=QUESTION,
@@ -104,7 +104,7 @@ def test_sampling_parameters_are_taken(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content
 
 
-def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
+def test_logprobs_are_returned_for_every_token(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat", messages=QUESTION, temperature=0, max_tokens=6, logprobs=True
     )
@@ -155,7 +155,7 @@ def test_json_object_and_json_schema_answers_are_valid(client: openai.OpenAI) ->
         ),
     ],
 )
-def test_what_the_engine_cannot_honour_is_refused_by_name(
+def test_unsupported_parameters_are_rejected_by_name(
     client: openai.OpenAI, extra: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -165,7 +165,7 @@ def test_what_the_engine_cannot_honour_is_refused_by_name(
     assert param in str(caught.value)
 
 
-def test_embeddings_place_like_meanings_close(client: openai.OpenAI) -> None:
+def test_similar_texts_have_close_embeddings(client: openai.OpenAI) -> None:
     texts = ["A man is eating food.", "A man is eating a piece of bread.", "A cheetah is running behind its prey."]
     vectors = [d.embedding for d in client.embeddings.create(model="embed", input=texts).data]
 
@@ -174,7 +174,7 @@ def test_embeddings_place_like_meanings_close(client: openai.OpenAI) -> None:
     assert cosine(vectors[0], vectors[2]) == pytest.approx(0.474, abs=0.04)
 
 
-def test_embeddings_come_as_float_and_base64_alike(client: openai.OpenAI) -> None:
+def test_float_and_base64_embeddings_are_equal(client: openai.OpenAI) -> None:
     floats = client.embeddings.create(model="embed", input="hello", encoding_format="float")
     packed = client.embeddings.create(model="embed", input="hello", encoding_format="base64")
     raw: Any = packed.data[0].embedding
@@ -182,14 +182,14 @@ def test_embeddings_come_as_float_and_base64_alike(client: openai.OpenAI) -> Non
     assert floats.usage.prompt_tokens == packed.usage.prompt_tokens == 3
 
 
-def test_token_arrays_embed_like_their_text(client: openai.OpenAI) -> None:
+def test_token_array_embedding_equals_that_of_its_text(client: openai.OpenAI) -> None:
     text = client.embeddings.create(model="embed", input="hello").data[0].embedding
     tokens = client.embeddings.create(model="embed", input=[[101, 7592, 102]]).data[0].embedding
 
     assert cosine(text, tokens) > 0.999
 
 
-def test_other_dimensions_are_refused_clearly(client: openai.OpenAI) -> None:
+def test_unsupported_embedding_dimensions_are_rejected(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="384") as caught:
         client.embeddings.create(model="embed", input="hello", dimensions=128)
 
@@ -204,7 +204,7 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_the_wrong_model_or_task_is_a_clear_error(client: openai.OpenAI) -> None:
+def test_unknown_model_and_wrong_task_have_clear_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="nobody", messages=QUESTION)
     with pytest.raises(openai.BadRequestError, match="embed"):
@@ -213,7 +213,7 @@ def test_the_wrong_model_or_task_is_a_clear_error(client: openai.OpenAI) -> None
         client.embeddings.create(model="chat", input="hello")
 
 
-def test_a_prompt_longer_than_the_context_names_both_lengths(client: openai.OpenAI) -> None:
+def test_context_length_error_names_both_lengths(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="8192") as caught:
         client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "word " * 9000}])
 

@@ -1,4 +1,4 @@
-"""The published documents against a real cluster: requests made from them are answered as they say."""
+"""The published OpenAPI documents against a real cluster: requests generated from them are answered as documented."""
 
 import subprocess
 import sys
@@ -62,7 +62,7 @@ def worked(folder: Path, document: dict[str, Any], url: str, *checks: str) -> No
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-def test_the_gateway_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
+def test_gateway_conforms_to_its_openapi_document(cluster: Cluster, tmp_path: Path) -> None:
     document = fetched(cluster.url)
     schemas = document["components"]["schemas"]
     # no tensor model is served here: tests of the model server hold their answers against the document
@@ -78,7 +78,7 @@ def test_the_gateway_answers_as_its_document_says(cluster: Cluster, tmp_path: Pa
     worked(tmp_path, document, cluster.url, *CHECKS)
 
 
-def test_control_answers_as_its_document_says(cluster: Cluster, tmp_path: Path) -> None:
+def test_admin_api_conforms_to_its_openapi_document(cluster: Cluster, tmp_path: Path) -> None:
     document = fetched(cluster.admin)
     # not every text is a cluster file or a plan, nor is every list of paths one of files
     schemas = document["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""Conversations stay where their beginning is cached, whichever gateway process they come through."""
+"""Conversations stay at the replica that caches their prefix, through whichever gateway process they come."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def all_up(cluster: Cluster, old: set[int]) -> bool:
     return len(pids) == 2 and not pids & old and up == [1.0] * 8
 
 
-def test_the_next_turn_goes_home_through_any_gateway_also_through_a_new_one(tmp_path: Path) -> None:
+def test_next_turn_reaches_its_cached_replica_through_any_gateway(tmp_path: Path) -> None:
     with running(tmp_path, "e2e-prefix", [MODEL], processes=2) as cluster:
         firsts = [ask(cluster, f"{topic} {LONG}") for topic in range(TOPICS)]
         came_by = [gateway_of(cluster, id) for id, _, _ in firsts]

@@ -1,4 +1,4 @@
-"""Starting, stopping, crashing and starting again: what `forebay up` leaves behind and what it says."""
+"""Starting, stopping, crashing and restarting `forebay up`: what it prints and what it leaves behind."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def up_with(folder: Path, models: list[dict[str, Any]], home: Path = TEST_HOME, 
     return launch(path, name, write_file(path, name, models, **gateway), home)
 
 
-def test_ctrl_c_drains_and_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_processes(tmp_path: Path) -> None:
     with running(tmp_path, "e2e-ctrl-c", [SYNTHETIC, EMBED]) as cluster:
         pids = cluster.pids()
         assert len(pids) >= 3
@@ -41,7 +41,7 @@ def test_ctrl_c_drains_and_leaves_no_process_behind(tmp_path: Path) -> None:
     assert cluster.pids() == []
 
 
-def test_ready_prints_the_urls_and_a_request_that_works_as_printed(tmp_path: Path) -> None:
+def test_ready_message_has_urls_and_a_working_curl_command(tmp_path: Path) -> None:
     with running(tmp_path, "e2e-ready", [{**SYNTHETIC, "replicas": 2}]) as cluster:
         said = wait_for(
             "it says ready", lambda: "ready" in cluster.said() and "curl" in cluster.said() and cluster.said()
@@ -55,7 +55,7 @@ def test_ready_prints_the_urls_and_a_request_that_works_as_printed(tmp_path: Pat
     assert '"choices"' in answer.stdout
 
 
-def test_sigterm_during_a_stream_lets_it_finish(tmp_path: Path) -> None:
+def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
     slow = {**SYNTHETIC, "engine": {"name": "synthetic", "step_ms": 20}}
     with running(tmp_path, "e2e-drain", [slow]) as cluster, cluster.client() as client:
         stream = client.chat.completions.create(
@@ -75,7 +75,7 @@ def test_sigterm_during_a_stream_lets_it_finish(tmp_path: Path) -> None:
         assert cluster.process.wait(60) == 0
 
 
-def test_sigterm_to_a_real_worker_lets_its_stream_finish(demo: Cluster) -> None:
+def test_sigterm_to_a_real_worker_lets_its_streams_finish(demo: Cluster) -> None:
     victim = demo.ready_replicas("chat")[0]
     other = demo.ready_replicas("chat")[1]
     with demo.client() as client:
@@ -100,7 +100,7 @@ def test_sigterm_to_a_real_worker_lets_its_stream_finish(demo: Cluster) -> None:
     demo.wait_ready(90)
 
 
-def test_control_killed_and_started_again_adopts_what_runs(tmp_path: Path) -> None:
+def test_restarted_control_adopts_running_processes(tmp_path: Path) -> None:
     path = tmp_path / "adopt.yaml"
     ports = write_file(path, "e2e-adopt", [{**SYNTHETIC, "replicas": 2}])
     first = launch(path, "e2e-adopt", ports)
@@ -130,7 +130,7 @@ def test_control_killed_and_started_again_adopts_what_runs(tmp_path: Path) -> No
         first.kill()
 
 
-def test_everything_killed_does_not_block_the_next_start(tmp_path: Path) -> None:
+def test_start_succeeds_after_all_processes_were_killed(tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     ports = write_file(path, "e2e-again", [SYNTHETIC])
     first = launch(path, "e2e-again", ports)
@@ -154,7 +154,7 @@ def test_a_second_up_names_the_running_process(tmp_path: Path) -> None:
     assert str(first.process.pid) in said
 
 
-def test_a_taken_port_is_named_with_the_setting_to_change(tmp_path: Path) -> None:
+def test_occupied_port_error_names_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "taken.yaml"
     ports = write_file(path, "e2e-taken", [SYNTHETIC])
     with socket.socket() as foreigner:
@@ -167,7 +167,7 @@ def test_a_taken_port_is_named_with_the_setting_to_change(tmp_path: Path) -> Non
     assert "gateway.port" in said
 
 
-def test_worker_ports_that_are_taken_are_stepped_over(tmp_path: Path) -> None:
+def test_occupied_worker_ports_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "step.yaml"
     ports = write_file(path, "e2e-step", [SYNTHETIC])
     with socket.socket() as foreigner:
@@ -188,7 +188,7 @@ def test_worker_ports_that_are_taken_are_stepped_over(tmp_path: Path) -> None:
     [(None, "no such file"), (b"GGUF", "truncated"), (b"#!/bin/sh\necho hello\n" * 50, "not a usable GGUF")],
     ids=["missing", "truncated", "not a model"],
 )
-def test_a_bad_model_file_is_reported_before_anything_starts(
+def test_invalid_model_file_is_reported_before_anything_starts(
     tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     model = tmp_path / "model.gguf"
@@ -202,7 +202,7 @@ def test_a_bad_model_file_is_reported_before_anything_starts(
     assert "Traceback" not in said
 
 
-def test_a_gguf_cut_in_the_middle_is_reported(tmp_path: Path) -> None:
+def test_truncated_gguf_is_reported(tmp_path: Path) -> None:
     whole = next((TEST_HOME / "models").rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
     cut = tmp_path / "cut.gguf"
     with whole.open("rb") as source:
@@ -215,7 +215,7 @@ def test_a_gguf_cut_in_the_middle_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_while_converting_is_reported_and_leaves_no_half_file(tmp_path: Path) -> None:
+def test_full_disk_during_conversion_is_reported_and_leaves_no_partial_file(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     whole = next((TEST_HOME / "models").rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
@@ -235,7 +235,7 @@ def test_a_full_disk_while_converting_is_reported_and_leaves_no_half_file(tmp_pa
     assert left < 1_000_000
 
 
-def test_a_bad_cluster_file_lists_every_problem_and_starts_nothing(tmp_path: Path) -> None:
+def test_invalid_cluster_file_lists_every_problem_and_starts_nothing(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "gateway: {port: 99999, prot: 1}\n"
@@ -251,7 +251,7 @@ def test_a_bad_cluster_file_lists_every_problem_and_starts_nothing(tmp_path: Pat
     assert not (TEST_HOME / "run" / "e2e-bad").exists()
 
 
-def test_a_crash_looping_replica_backs_off_and_shows_its_last_words(tmp_path: Path) -> None:
+def test_crash_looping_replica_backs_off_and_shows_its_last_output(tmp_path: Path) -> None:
     broken = tmp_path / "model.onnx"
     broken.write_bytes(b"\x08\x07" + b"not really an onnx model" * 1000)
     cluster = up_with(tmp_path, [SYNTHETIC, {**EMBED, "source": str(tmp_path)}])
@@ -268,7 +268,7 @@ def test_a_crash_looping_replica_backs_off_and_shows_its_last_words(tmp_path: Pa
         cluster.stop()
 
 
-def test_two_gateway_processes_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
+def test_two_gateway_processes_share_a_port_and_aggregate_metrics(tmp_path: Path) -> None:
     with running(tmp_path, "e2e-two", [SYNTHETIC], processes=2) as cluster:
         body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         for _ in range(40):

@@ -37,7 +37,7 @@ def ask(cluster: Cluster, key: str) -> int:
     return httpx.post(f"{cluster.url}/v1/chat/completions", json=body, headers=headers, timeout=30).status_code
 
 
-def test_two_gateways_keep_one_limit_until_it_is_removed_and_a_revoked_key_stops(tmp_path: Path) -> None:
+def test_gateways_share_a_tenant_limit_and_reject_revoked_keys(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     ports = write_file(path, "tenancy", [MODEL], processes=2, auth="keys")
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"tenants": [TEAM]}))

@@ -28,7 +28,7 @@ def shown(cluster: Cluster) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", cluster.gateway_port)))
 
 
-def test_streams_over_https_outlive_their_certificate(tmp_path: Path) -> None:
+def test_https_stream_survives_certificate_renewal(tmp_path: Path) -> None:
     ca, old, new = tmp_path / "ca.pem", issue(), issue()
     CA.cert_pem.write_to_path(ca)
     path, spec = tmp_path / "forebay.yaml", write(tmp_path, old)

@@ -1,4 +1,4 @@
-"""Network namespaces as nodes that can be cut off: each has one cable, and no process but those of the node."""
+"""Network namespaces as nodes that can be partitioned: each has one link, and runs only the node's own processes."""
 
 import os
 import shutil

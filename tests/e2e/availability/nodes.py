@@ -1,4 +1,4 @@
-"""What commands say of the nodes of a cluster."""
+"""What node commands print, and where replicas are placed."""
 
 import json
 import os

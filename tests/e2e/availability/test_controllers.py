@@ -1,7 +1,6 @@
-"""Two controls of the demo's embedding model on a real PostgreSQL: killed, stopped and resumed, without their store.
+"""Two controllers of the demo's embedding model on a real PostgreSQL: killed, stopped and resumed, cut off from it.
 
-Requests notice nothing.
-"""
+Requests are not affected."""
 
 import asyncio
 import json
@@ -90,7 +89,7 @@ def epoch(cluster: Cluster) -> int:
     return int(document["epoch"])
 
 
-def test_no_request_notices_that_controls_die_stop_and_lose_their_store(tmp_path: Path) -> None:
+def test_controller_failover_and_store_outage_fail_no_request(tmp_path: Path) -> None:
     notes = tmp_path / "taken"
     with postgres() as server, several(tmp_path, server.make("controllers"), notes) as start:
         first = start(0)

@@ -1,10 +1,10 @@
-"""A GPU below the demo's chat model that is taken out of service under load: no request fails."""
+"""A GPU of the demo's chat model fails under load: its replica moves to another GPU, and no request fails."""
 
 import asyncio
 import json
 from pathlib import Path
 
-from tests.e2e.availability.having import having
+from tests.e2e.availability.fresh_cluster import fresh_cluster
 from tests.e2e.availability.nodes import placed, said
 from tests.e2e.cluster import CHAT
 from tests.e2e.faults.grounds import STORIES, aside
@@ -23,7 +23,7 @@ START_S = 120.0
 """For a replica to start, on a machine that is busy."""
 
 
-def test_a_gpu_with_an_error_is_vacated_and_stays_out_until_undrained(tmp_path: Path) -> None:
+def test_failed_gpu_is_evacuated_and_quarantined_until_undrained(tmp_path: Path) -> None:
     script = tmp_path / "gpus.jsonl"
     script.write_text("".join(json.dumps({"device": gpu, "memory_bytes": GPU_BYTES}) + "\n" for gpu in GPUS))
     health = {"source": "scripted", "file": str(script), "poll_s": 0.2}
@@ -54,5 +54,5 @@ def test_a_gpu_with_an_error_is_vacated_and_stays_out_until_undrained(tmp_path: 
             assert (await asyncio.to_thread(states))[broken] != "quarantined"
         assert load.bad() == []
 
-    with having(tmp_path, "e2e-xid", MODEL, health=health) as cluster:
+    with fresh_cluster(tmp_path, "e2e-xid", MODEL, health=health) as cluster:
         asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The demo's chat model on three nodes, with a replica that rests: nobody notices what happens to the others."""
+"""The demo's chat model on three nodes with a standby replica: failures and drains are not visible to clients."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.e2e.availability.having import having
+from tests.e2e.availability.fresh_cluster import fresh_cluster
 from tests.e2e.availability.nodes import placed, said
 from tests.e2e.cluster import CHAT, PLAIN, TEST_PROCESS, Cluster, launch, wait_for
 from tests.e2e.faults.grounds import STORIES, aside, routes
@@ -37,7 +37,7 @@ class Reader(Patient):
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder, name = Path(tmp_path_factory.mktemp("standby")), f"e2e-standby-{TEST_PROCESS}"
-    with having(folder, name, MODEL, nodes=[{"name": each} for each in NODES]) as cluster:
+    with fresh_cluster(folder, name, MODEL, nodes=[{"name": each} for each in NODES]) as cluster:
         yield cluster
 
 
@@ -53,7 +53,7 @@ def resting(cluster: Cluster) -> list[str]:
     ]
 
 
-def test_one_that_rests_steps_in_for_one_that_is_killed_at_full_load(chat: Cluster) -> None:
+def test_standby_replaces_a_killed_replica_at_full_load(chat: Cluster) -> None:
     async def main() -> dict[str, float]:
         loop, after_s = asyncio.get_running_loop(), dict[str, float]()
         async with loading(chat.gateway_port, "chat", TEXTS, Reader, streams=STREAMS, whole=0) as load:
@@ -90,7 +90,7 @@ def test_one_that_rests_steps_in_for_one_that_is_killed_at_full_load(chat: Clust
     assert model.gaps[-1].until <= told.until
 
 
-def test_a_node_is_drained_under_load_and_serves_again(chat: Cluster) -> None:
+def test_node_drains_under_load_and_serves_again_after_undrain(chat: Cluster) -> None:
     async def main() -> Load:
         async with (
             loading(chat.gateway_port, "chat", TEXTS, Reader, streams=STREAMS, whole=0) as load,
@@ -116,7 +116,7 @@ def test_a_node_is_drained_under_load_and_serves_again(chat: Cluster) -> None:
     assert load.bad() == []
 
 
-def test_the_same_ones_serve_after_control_was_killed(chat: Cluster) -> None:
+def test_standby_assignment_survives_a_control_restart(chat: Cluster) -> None:
     wait_for("two serve, one rests", lambda: (len(serving(chat)), len(resting(chat))) == (REPLICAS, 1), START_S)
     before, spare = serving(chat), resting(chat)
     chat.process.kill()

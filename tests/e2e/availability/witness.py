@@ -1,8 +1,7 @@
-"""What replicas themselves say of the requests that they take: before their command this file is a node's launcher.
+"""Records the requests that replicas accept: this file is a node's launcher and runs before a replica's command.
 
-`python witness.py NOTES COMMAND…` is the worker of that command, which besides writes a line into NOTES for each
-request that it has taken on: who it is, and the request's id. All lines of all replicas are in order.
-"""
+`python witness.py NOTES COMMAND…` runs the worker of that command and appends a line to NOTES for each request that
+it accepts: the replica, its generation, and the request's id. Lines of all replicas are in order."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Clients of the demo's embedding model, who know what they got before."""
+"""Clients of the demo's embedding model, which compare each answer with the first one."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""Two gateway processes of the test's own, over a snapshot written by hand that puts a proxy before every replica."""
+"""Two gateway processes over a handwritten snapshot that routes to every replica through a proxy."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,4 +1,4 @@
-"""A cluster of two gateways, a model with two replicas and one with four; and what tests do to it and ask of it."""
+"""The shared cluster of the fault tests (two gateways, models with two and four replicas): faults, probes, waits."""
 
 import asyncio
 import os

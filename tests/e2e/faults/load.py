@@ -1,4 +1,4 @@
-"""Clients that ask the same few questions again and again, over connections they keep, and judge every answer."""
+"""Clients that repeat a few questions over keep-alive connections and check every answer."""
 
 import asyncio
 from collections import Counter

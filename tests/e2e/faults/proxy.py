@@ -1,4 +1,4 @@
-"""A TCP proxy before a worker, in the test's own loop, that breaks answers and rewrites load reports."""
+"""A TCP proxy in front of a worker, in the test's own loop, that corrupts responses and rewrites load reports."""
 
 import asyncio
 import socket

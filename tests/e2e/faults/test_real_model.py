@@ -1,4 +1,4 @@
-"""The demo model behind two gateways: faults in the middle of real answers."""
+"""The demo model behind two gateways: faults during real generations."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, born_later, run_f
 from tests.e2e.faults.load import STREAMS, loading
 
 
-def test_real_answers_are_whole_when_a_worker_stands_still_and_one_is_killed(tmp_path: Path) -> None:
+def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_path: Path) -> None:
     """What a real model says again may be another text, so only that it is whole is asked for."""
     model = {**CHAT, "replicas": 2}
 

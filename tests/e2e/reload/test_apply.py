@@ -1,4 +1,4 @@
-"""A cluster that requires admin keys is changed by those who may, under their names, and by nobody else."""
+"""A cluster that requires admin keys: only permitted roles change it, and history records the key's name."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def key(cluster: Cluster, role: str, name: str) -> str:
     return next(line for line in said(cluster, *words).splitlines() if line.startswith("fb-"))
 
 
-def test_a_publisher_signs_from_elsewhere_and_only_then_may_it_be_deployed(tmp_path: Path) -> None:
+def test_unsigned_revision_deploys_only_after_a_remote_publisher_signs_it(tmp_path: Path) -> None:
     """With the commands alone, each in the name of somebody, and a private key that the cluster never sees."""
     publisher, model = tmp_path / "elsewhere" / "publisher.pem", tmp_path / "weights.bin"
     own_signer(publisher)
@@ -72,7 +72,7 @@ def test_a_publisher_signs_from_elsewhere_and_only_then_may_it_be_deployed(tmp_p
     assert [each for each in files if secret in each.read_bytes()] == []
 
 
-def test_keys_permit_what_their_role_does_and_the_history_names_the_holder(tmp_path: Path) -> None:
+def test_keys_permit_actions_of_their_role_and_history_names_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     ports = write_file(path, "e2e-apply", [MODEL])
     document = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""A registered model under load: an alias moves to another revision, and clients notice nothing."""
+"""A registered model under load: an alias moves to another revision, and no request fails."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def ask(cluster: Cluster, over: threading.Event, failures: list[str], answers: l
                 failures.append(str(error))
 
 
-def test_an_alias_moves_under_load_and_no_request_fails(tmp_path: Path) -> None:
+def test_moving_an_alias_under_load_fails_no_request(tmp_path: Path) -> None:
     path = tmp_path / "e2e-registry.yaml"
     model = {"name": "embed", "task": "embed", "source": "registry:embed@champion", "replicas": 2}
     ports = write_file(path, "e2e-registry", [model])

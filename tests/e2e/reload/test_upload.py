@@ -1,4 +1,4 @@
-"""Files of one's own machine reach the registry of a cluster elsewhere, though both ends are killed on the way."""
+"""Files of a local machine are uploaded to a remote cluster's registry, though both ends are killed meanwhile."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def said(process: "subprocess.Popen[str]") -> str:
     return out
 
 
-def test_an_upload_survives_the_death_of_the_client_and_of_control(tmp_path: Path) -> None:
+def test_upload_resumes_after_client_and_control_are_killed(tmp_path: Path) -> None:
     home, path = tmp_path / "home", tmp_path / "e2e-upload.yaml"
     model = tmp_path / "model"
     model.mkdir()

@@ -1,4 +1,4 @@
-"""Revisions of models in a registry: good ones, and ones that are bad in ways that revisions are bad."""
+"""Registry revisions for rollout tests: good ones, and ones that are bad in realistic ways."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What tests do to a cluster that rolls a revision out, and what they look at meanwhile."""
+"""Actions on a cluster that rolls a revision out, and probes of its state."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The commands of docs/rollouts.md work as they stand there."""
+"""The commands of docs/rollouts.md work exactly as printed there."""
 
 import os
 import pty
@@ -69,7 +69,7 @@ def watch(words: list[str], environ: dict[str, str], folder: Path) -> str:
     return said.decode()
 
 
-def test_the_commands_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
+def test_documented_commands_work_as_printed(tmp_path: Path) -> None:
     model = {"name": "chat", "task": "chat", "rollout": {"plan": AT_ONCE}}
     (tmp_path / "my-better-model.gguf").symlink_to(demo_gguf())
     with serving(tmp_path, "e2e-commands", model, lambda path: words(path, "chat", step_ms=2)) as cluster:
@@ -88,5 +88,5 @@ def test_the_commands_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [text for text in blocks("yaml") if "models:" not in text])
-def test_the_plan_files_of_the_page_are_right(text: str) -> None:
+def test_documented_plan_files_are_valid(text: str) -> None:
     assert load_course(text, "the page").steps

@@ -1,4 +1,4 @@
-"""Shadows of the demo's embedding model: vectors that agree are told from those of another pooling."""
+"""Shadows of the demo's embedding model: matching vectors are distinguished from those of another pooling."""
 
 import threading
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def asking(cluster: Cluster) -> Iterator[None]:
     [({"max_batch": 8}, "fine"), ({"pooling": "mean"}, "worse")],
     ids=["alike", "another pooling"],
 )
-def test_a_shadow_says_whether_vectors_agree(cluster: Cluster, settings: dict[str, Any], finding: str) -> None:
+def test_shadow_reports_whether_embeddings_agree(cluster: Cluster, settings: dict[str, Any], finding: str) -> None:
     id = rolling.deploy(cluster, "embed", embedding(cluster.file, **settings), SHADOW)
 
     def agreement() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The kinds of rollouts, as clients see them: pins, A/B tests, blue-green, shadows, and a pause."""
+"""The kinds of rollouts as clients see them: pins, A/B tests, blue-green, shadows, and a pause."""
 
 import asyncio
 import itertools
@@ -80,7 +80,7 @@ async def pinned(cluster: Cluster, revision: str) -> str:
     return seen.revision
 
 
-def test_a_request_that_names_a_revision_gets_it_also_while_paused(cluster: Cluster, stable: str, other: str) -> None:
+def test_pinned_request_gets_its_revision_even_while_paused(cluster: Cluster, stable: str, other: str) -> None:
     async def main() -> None:
         async with asking(cluster) as load:
             seen = await begin(cluster, other, rolling.canary((0.05, 600.0), (0.1, 600.0)), "comparing")
@@ -102,7 +102,7 @@ def test_a_request_that_names_a_revision_gets_it_also_while_paused(cluster: Clus
     rolling.settled(cluster, "chat", stable, REPLICAS)
 
 
-def test_blue_green_moves_everything_at_once(cluster: Cluster, stable: str, other: str) -> None:
+def test_blue_green_moves_all_traffic_at_once(cluster: Cluster, stable: str, other: str) -> None:
     plan = {"kind": "blue-green", "warm_up_s": 0.0, "settle_s": 1.0}
 
     async def main() -> None:
@@ -118,7 +118,7 @@ def test_blue_green_moves_everything_at_once(cluster: Cluster, stable: str, othe
     rolling.settled(cluster, "chat", other, REPLICAS)
 
 
-def test_a_shadow_sends_no_responses_to_clients(cluster: Cluster, stable: str, other: str) -> None:
+def test_shadow_sends_no_responses_to_clients(cluster: Cluster, stable: str, other: str) -> None:
     plan = {"kind": "shadow", "steps": [{"share": 0.9, "time_s": 600.0}], "warm_up_s": 0.1}
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_a_shadow_sends_no_responses_to_clients(cluster: Cluster, stable: str, o
     rolling.settled(cluster, "chat", stable, REPLICAS)
 
 
-def test_an_ab_test_keeps_every_caller_in_its_arm_and_reports_the_difference(cluster: Cluster, stable: str) -> None:
+def test_ab_test_keeps_callers_in_their_arm_and_reports_the_difference(cluster: Cluster, stable: str) -> None:
     other = words(cluster.file, "chat", step_ms=4 * STEP_MS)
     plan = {"kind": "ab", "steps": [{"share": 0.5, "time_s": 600.0}], "warm_up_s": 0.1}
     id = rolling.deploy(cluster, "chat", other, plan)

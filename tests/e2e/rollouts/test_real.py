@@ -1,7 +1,6 @@
-"""Rollouts of the demo's own models under load, with a fault at every step: no client sees any of them.
+"""Rollouts of the demo's own models under load, with a fault at every step: clients see no error.
 
-`FOREBAY_ROLLOUTS=30` rolls out so often; by default every fault and every moment comes once.
-"""
+`FOREBAY_ROLLOUTS=30` sets the number of rollouts; by default every fault and every moment occurs once."""
 
 import asyncio
 import os
@@ -120,15 +119,11 @@ def rolled(ground: Ground, place: Place, moment: str, fault: str) -> None:
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize(("moment", "fault"), CASES[:EMBEDDED])
-def test_no_client_sees_a_rollout_of_the_embedding_model_in_which_something_goes_wrong(
-    embed: Place, moment: str, fault: str
-) -> None:
+def test_embedding_model_rollouts_with_faults_cause_no_client_errors(embed: Place, moment: str, fault: str) -> None:
     rolled(EMBED_GROUND, embed, moment, fault)
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
 @pytest.mark.parametrize(("moment", "fault"), CASES[EMBEDDED:])
-def test_no_client_sees_a_rollout_of_the_chat_model_in_which_something_goes_wrong(
-    chat: Place, moment: str, fault: str
-) -> None:
+def test_chat_model_rollouts_with_faults_cause_no_client_errors(chat: Place, moment: str, fault: str) -> None:
     rolled(CHAT_GROUND, chat, moment, fault)

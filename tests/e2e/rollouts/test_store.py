@@ -1,4 +1,4 @@
-"""The store is killed in the middle of a rollout: traffic flows on, nothing is decided, and then it goes on."""
+"""The store is killed during a rollout: traffic continues, the rollout holds, and resumes when the store is back."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ MODEL = {"name": "chat", "task": "chat", "replicas": REPLICAS, "rollout": rollin
 PLAN = rolling.canary((0.25, 600.0), (0.5, 600.0))
 
 
-def test_postgresql_is_killed_and_comes_back_in_the_middle_of_a_rollout(tmp_path: Path) -> None:
+def test_rollout_holds_during_a_postgresql_outage_and_resumes_after_it(tmp_path: Path) -> None:
     async def main() -> None:
         port, stable = cluster.gateway_port, cluster.replicas("chat")[0]["revision"]
         new = words(cluster.file, "chat", step_ms=10)

@@ -1,4 +1,4 @@
-"""Rollouts under load in which something goes wrong, one after the other: no client sees any of them."""
+"""Consecutive rollouts under load, each with a fault: clients see no error."""
 
 import asyncio
 from typing import Final

@@ -1,7 +1,6 @@
-"""The demo's embedding model has as many replicas as its load needs: more, fewer, none; and no request fails.
+"""The demo's embedding model scales out, in, and to zero with its load, and no request fails.
 
-The store is a PostgreSQL that is gone for a minute meanwhile.
-"""
+Its PostgreSQL store is down for a minute meanwhile."""
 
 import asyncio
 import json
@@ -101,7 +100,7 @@ async def ramp(cluster: Cluster, server: Postgres) -> None:
     print(f"\nan answer from no replica: after {took_s:.1f} s, and later after {await woken(cluster):.1f} s")
 
 
-def test_replicas_come_with_the_load_and_go_with_it_to_the_last(tmp_path: Path) -> None:
+def test_replicas_scale_with_load_from_zero_and_back_to_zero(tmp_path: Path) -> None:
     with postgres() as server, scaled(tmp_path, server.make("scaling")) as cluster:
         asyncio.run(ramp(cluster, server))
         said = forebay(cluster.file, "history", "model/embed", "--json")

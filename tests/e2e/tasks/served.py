@@ -1,4 +1,4 @@
-"""Demo models behind a real `forebay serve --repository`, and what tests ask of them."""
+"""Demo models behind a real `forebay serve --repository`, and requests to them."""
 
 import os
 import signal

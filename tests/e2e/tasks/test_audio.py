@@ -1,4 +1,4 @@
-"""Speech with real models: OpenAI's client and Triton's, unmodified. What one model says, the other one hears."""
+"""Speech with real models through the unmodified clients of OpenAI and Triton: one transcribes the other."""
 
 import ctypes
 import io
@@ -75,15 +75,15 @@ def silent(seconds: int) -> bytes:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_spoken_is_heard_in_every_format(talk: openai.OpenAI, format: str) -> None:
+def test_speech_in_every_format_is_transcribed_back(talk: openai.OpenAI, format: str) -> None:
     assert understood(hear(talk, say(talk, response_format=format)).text)
 
 
-def test_pcm_is_what_clients_of_openai_expect(talk: openai.OpenAI) -> None:
+def test_pcm_speech_has_the_format_of_openai(talk: openai.OpenAI) -> None:
     assert understood(hear(talk, wav(say(talk, response_format="pcm"), 24_000)).text)
 
 
-def test_speech_arrives_sentence_by_sentence_and_speed_makes_it_shorter(talk: openai.OpenAI) -> None:
+def test_speech_streams_by_sentence_and_speed_shortens_it(talk: openai.OpenAI) -> None:
     slow, fast = len(say(talk, response_format="pcm", speed=0.8)), len(say(talk, response_format="pcm", speed=1.6))
     assert fast < 0.7 * slow
     with talk.audio.speech.with_streaming_response.create(
@@ -93,7 +93,7 @@ def test_speech_arrives_sentence_by_sentence_and_speed_makes_it_shorter(talk: op
         assert len(list(answer.iter_bytes())) > 1
 
 
-def test_a_transcript_has_times_words_and_subtitles(talk: openai.OpenAI) -> None:
+def test_transcript_has_timestamps_words_and_subtitles(talk: openai.OpenAI) -> None:
     file = say(talk, "The quick brown fox jumps over the lazy dog. How much wood would a woodchuck chuck?")
     found = hear(talk, file, response_format="verbose_json", timestamp_granularities=["word", "segment"])
     assert "quick brown fox" in found.text
@@ -107,7 +107,7 @@ def test_a_transcript_has_times_words_and_subtitles(talk: openai.OpenAI) -> None
     assert words(hear(talk, file, response_format="text"))[:4] == ["the", "quick", "brown", "fox"]
 
 
-def test_a_transcript_can_be_streamed(talk: openai.OpenAI) -> None:
+def test_transcript_can_be_streamed(talk: openai.OpenAI) -> None:
     events = list(hear(talk, say(talk), stream=True))
     assert [each.type for each in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
     assert events[-1].type == "transcript.text.done"
@@ -135,7 +135,7 @@ def german(text: str) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:deprecated")
-def test_german_is_written_down_and_translated(talk: openai.OpenAI) -> None:
+def test_german_speech_is_transcribed_and_translated(talk: openai.OpenAI) -> None:
     file = ("german.wav", german("Guten Morgen, meine Damen und Herren. Der Zug nach München fährt heute nicht."))
     written = talk.audio.transcriptions.create(model=POLYGLOT, file=file, response_format="verbose_json")
     assert (written.language, words(written.text)[:2]) == ("de", ["guten", "morgen"])
@@ -160,9 +160,7 @@ Asking = Callable[[openai.OpenAI], object]
     ],
 )
 @pytest.mark.filterwarnings("ignore:deprecated")
-def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(
-    talk: openai.OpenAI, asking: Asking, param: str
-) -> None:
+def test_unsupported_audio_parameter_is_rejected_by_name(talk: openai.OpenAI, asking: Asking, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         asking(talk)
     assert caught.value.param == param
@@ -198,7 +196,7 @@ def streamed(served: Served, model: str, tensor: Any, parameters: dict[str, Any]
                 return found
 
 
-def test_the_models_of_speech_answer_the_protocol_too(speech: Served) -> None:
+def test_speech_models_answer_the_inference_protocol(speech: Served) -> None:
     pieces = streamed(speech, PIPER, asked("TEXT", SAID.encode()), {"format": "flac"})
     assert len(pieces) > 1
     file = b"".join(piece.as_numpy("AUDIO")[0] for piece in pieces)
@@ -229,7 +227,7 @@ def activity(served: Served, samples: np.ndarray[Any, Any], stream: int) -> np.n
     return np.array(found)
 
 
-def test_voice_activity_keeps_what_it_remembers_of_each_stream_apart(speech: Served, talk: openai.OpenAI) -> None:
+def test_voice_activity_state_is_kept_per_stream(speech: Served, talk: openai.OpenAI) -> None:
     pcm = np.frombuffer(say(talk, response_format="pcm"), "<i2").astype(np.float32) / 32768
     at = np.arange(0, pcm.size, 1.5)  # 24 kHz to 16 kHz
     voice = np.interp(at, np.arange(pcm.size), pcm).astype(np.float32)

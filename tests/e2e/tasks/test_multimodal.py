@@ -1,4 +1,4 @@
-"""Models for images and text that are Hugging Face's classes; weights are random, as it is serving that is tested."""
+"""Hugging Face models for images and text; weights are random, as only serving is tested."""
 
 import base64
 import io
@@ -67,7 +67,7 @@ def told(served: Served, image: bytes, text: str, tokens: int) -> list[bytes]:
             pieces.append(result.as_numpy("text_output")[0])
 
 
-def test_two_towers_say_how_likely_each_text_is_of_an_image(served: Served) -> None:
+def test_dual_encoder_scores_each_text_for_an_image(served: Served) -> None:
     alone = [shown(served, png(colour)) for colour in ("red", "green", "blue", "white") * 2]
     chances = np.array([each.as_numpy("PROBABILITY")[0] for each in alone])
     assert chances.sum(axis=1) == pytest.approx(1, abs=1e-5)
@@ -84,7 +84,7 @@ def test_an_invalid_image_is_a_client_error(served: Served) -> None:
         told(served, base64.b64encode(b"no image"), "what is it?", 1)
 
 
-def test_text_about_an_image_comes_token_by_token(served: Served) -> None:
+def test_image_to_text_streams_token_by_token(served: Served) -> None:
     red, blue = (told(served, png(colour), "what is it?", 12) for colour in ("red", "blue"))
     assert len(red) <= 12
     assert red == told(served, png("red"), "what is it?", 12)
@@ -92,7 +92,7 @@ def test_text_about_an_image_comes_token_by_token(served: Served) -> None:
     assert at_once(lambda _: told(served, png("red"), "what is it?", 12), 4) == [red] * 4
 
 
-def test_the_same_text_comes_as_events(served: Served) -> None:
+def test_image_to_text_streams_the_same_text_as_events(served: Served) -> None:
     image = base64.b64encode(png("red")).decode()
     body = {"text_input": "what is it?", "image": image, "max_tokens": 5}
     answer = httpx.post(f"{served.url}/v2/models/llava-random/generate_stream", json=body, timeout=60)

@@ -1,4 +1,4 @@
-"""Tasks on texts with real models: known answers over both APIs, and the same ones when many ask at once."""
+"""Text tasks with real models: known answers over both APIs, unchanged under concurrency."""
 
 import base64
 import gzip
@@ -57,7 +57,7 @@ def over_v2(served: Served, model: str, **inputs: "np.ndarray[Any, Any]") -> ove
         return client.infer(model, tensors)
 
 
-def test_sentences_that_mean_alike_have_vectors_alike(served: Served) -> None:
+def test_similar_sentences_have_similar_embeddings(served: Served) -> None:
     sentences = [
         "A man is eating food.",
         "A man is eating a piece of bread.",
@@ -75,7 +75,7 @@ def test_sentences_that_mean_alike_have_vectors_alike(served: Served) -> None:
     assert np.array_equal(np.asarray(found, np.float32), vectors.astype(np.float32))
 
 
-def test_the_document_that_answers_the_query_comes_first(served: Served) -> None:
+def test_rerank_puts_the_relevant_document_first(served: Served) -> None:
     answer = served.post("/v1/rerank", model="reranker-en", query=QUERY, documents=DOCUMENTS, return_documents=True)
     found = {each["index"]: each["relevance_score"] for each in answer["results"]}
     assert [found[i] for i in range(4)] == pytest.approx(SCORES, abs=0.15)
@@ -86,13 +86,13 @@ def test_the_document_that_answers_the_query_comes_first(served: Served) -> None
     assert scores.ravel().tolist() == [found[i] for i in range(4)]
 
 
-def test_a_document_that_is_too_long_is_named(served: Served) -> None:
+def test_rerank_error_names_the_document_that_is_too_long(served: Served) -> None:
     answer = served.post("/v1/rerank", model="reranker-en", query=QUERY, documents=[DOCUMENTS[0], "long " * 900])
     assert [each.get("truncated") for each in answer["results"]] == [None, True]
     assert answer["usage"]["truncated_documents"] == 1
 
 
-def test_languages_are_told(served: Served) -> None:
+def test_languages_are_detected(served: Served) -> None:
     sentences = {"fr": "Le chat est sur la table.", "en": "Hello there my friend", "ja": "今日はいい天気です"}
     answer = served.post("/v1/classify", model="language-id", input=list(sentences.values()), top_k=1)
     assert [each["labels"][0]["label"] for each in answer["data"]] == list(sentences)
@@ -101,7 +101,7 @@ def test_languages_are_told(served: Served) -> None:
     assert [row[0].decode() for row in labels] == list(sentences)
 
 
-def test_names_are_found_where_they_stand(served: Served) -> None:
+def test_entities_are_found_at_their_offsets(served: Served) -> None:
     answer = served.post("/v1/classify", model="entities-en", input=["nothing here", NAMES])
     assert answer["data"][0]["entities"] == []
     found = answer["data"][1]["entities"]
@@ -111,13 +111,13 @@ def test_names_are_found_where_they_stand(served: Served) -> None:
     assert [each.decode() for each in result.as_numpy("LABEL")[0]] == [kind for _, kind in ENTITIES]
 
 
-def test_a_text_that_is_too_long_to_find_names_in_is_named(served: Served) -> None:
+def test_entity_error_names_the_text_that_is_too_long(served: Served) -> None:
     status, error = served.refused("/v1/classify", model="entities-en", input=["fine"] * 5 + ["x" * 100_001])
     assert (status, error["param"]) == (400, "input[5]")
     assert "100001 characters; this model takes at most 100000" in error["message"]
 
 
-def test_files_are_told_by_their_bytes(served: Served) -> None:
+def test_file_types_are_detected_from_content(served: Served) -> None:
     source = Path(tabular.__file__).read_bytes()
     blobs = [source, b'{"a": 1}\n{"a": 2}\n{"a": 3}\n' * 10, gzip.compress(source * 3, mtime=0)]
     data = [base64.b64encode(each).decode() for each in blobs]
@@ -156,7 +156,7 @@ def test_answers_do_not_depend_on_concurrent_requests(served: Served) -> None:
     raise AssertionError("nobody has shared a batch")
 
 
-def test_a_text_that_is_too_long_fails_only_the_request_that_has_it(served: Served) -> None:
+def test_too_long_text_fails_only_its_own_request(served: Served) -> None:
     def ask(i: int) -> Any:
         if i == 3:
             return served.refused("/v1/embeddings", model="bge-small-en", input=["fine", "long " * 600])

@@ -1,4 +1,4 @@
-"""Tensor models in a real cluster: their clients, faults under load, changes, and other tasks beside them."""
+"""Tensor models in a real cluster: their clients, faults under load, reloads, and other tasks beside them."""
 
 import os
 import signal
@@ -152,7 +152,7 @@ def client(tensors: Cluster) -> Iterator[Any]:
         yield client
 
 
-def test_the_clients_of_triton_use_a_cluster_like_a_model_server(client: Any) -> None:
+def test_triton_clients_work_against_a_cluster(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("twice")
@@ -176,7 +176,7 @@ def test_the_clients_of_triton_use_a_cluster_like_a_model_server(client: Any) ->
             wrong()
 
 
-def test_many_at_once_get_what_each_would_get_alone(tensors: Cluster, client: Any) -> None:
+def test_concurrent_requests_equal_single_ones(tensors: Cluster, client: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
 
         def ask(number: int) -> float:
@@ -187,7 +187,7 @@ def test_many_at_once_get_what_each_would_get_alone(tensors: Cluster, client: An
         assert list(pool.map(ask, range(64))) == [2.0 * number for number in range(64)]
 
 
-def test_a_sequence_keeps_its_state_as_its_requests_meet_one_replica(client: Any) -> None:
+def test_sequence_requests_stay_on_the_replica_with_their_state(client: Any) -> None:
     for id in range(1, 9):
         sums = [
             infer(client, "sums", 1.0, sequence_id=id, sequence_start=step == 0, sequence_end=step == 4)
@@ -196,7 +196,7 @@ def test_a_sequence_keeps_its_state_as_its_requests_meet_one_replica(client: Any
         assert sums == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_the_endpoint_of_a_task_answers_under_the_name_of_the_cluster(tensors: Cluster, client: Any) -> None:
+def test_task_endpoint_answers_under_the_cluster_model_name(tensors: Cluster, client: Any) -> None:
     def ask(number: int) -> list[int]:
         documents = ["x" * (1 + (number + step) % 20) for step in range(20)]
         body = {"model": "ranks", "query": "long", "documents": documents, "top_n": 2}
@@ -212,7 +212,7 @@ def test_the_endpoint_of_a_task_answers_under_the_name_of_the_cluster(tensors: C
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "wrong_task")
 
 
-def test_killing_a_replica_under_load_costs_no_request(tensors: Cluster, client: Any) -> None:
+def test_killed_replica_under_load_fails_no_request(tensors: Cluster, client: Any) -> None:
     before = tensors.ready_replicas("twice")
     with asking(tensors, "twice") as failures:
         os.kill(before[0]["pid"], signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_killing_a_replica_under_load_costs_no_request(tensors: Cluster, client:
     assert failures == []
 
 
-def test_killing_the_process_of_a_model_under_load_costs_no_request(tensors: Cluster, client: Any) -> None:
+def test_killed_model_process_under_load_fails_no_request(tensors: Cluster, client: Any) -> None:
     (pid, *_) = (replica["pid"] for replica in tensors.ready_replicas("fragile"))
     with asking(tensors, "fragile") as failures:
         for _ in range(3):
@@ -236,7 +236,7 @@ def test_killing_the_process_of_a_model_under_load_costs_no_request(tensors: Clu
     assert failures == []
 
 
-def test_the_models_of_a_killed_replica_do_not_outlive_it(tensors: Cluster, client: Any) -> None:
+def test_model_processes_end_with_their_killed_replica(tensors: Cluster, client: Any) -> None:
     pid = tensors.ready_replicas("fragile")[1]["pid"]
     (orphan, *_) = children(pid)
     os.kill(pid, signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_the_models_of_a_killed_replica_do_not_outlive_it(tensors: Cluster, clie
     wait_for("the end of its model", lambda: not alive(orphan))
 
 
-def test_a_model_that_is_changed_is_replaced_under_load_by_a_reload(tmp_path: Path) -> None:
+def test_reload_replaces_a_changed_model_under_load(tmp_path: Path) -> None:
     repository = double(tmp_path / "all")
     with running(tmp_path, "e2e-tensor-reload", [model("double", repository, replicas=2)]) as cluster:
         before = {replica["pid"] for replica in cluster.ready_replicas("double")}
@@ -266,7 +266,7 @@ def test_a_model_that_is_changed_is_replaced_under_load_by_a_reload(tmp_path: Pa
     assert failures == []
 
 
-def test_a_chat_model_embeddings_and_a_tensor_model_are_one_cluster(tmp_path: Path) -> None:
+def test_chat_embedding_and_tensor_models_share_a_cluster(tmp_path: Path) -> None:
     models = [CHAT, EMBED, model("double", double(tmp_path / "all"))]
     with running(tmp_path, "e2e-three-tasks", models) as cluster, cluster.client() as client:
         chat = client.chat.completions.create(

@@ -1,8 +1,7 @@
-"""Writes down what the oracle answers: `python -m tests.e2e.triton.record [TEXT]`; needs `scripts/oracle`.
+"""Records the oracle's answers: `python -m tests.e2e.triton.record [TEXT]`; needs `scripts/oracle`.
 
-What differs between two runs is not for a recording: everything is asked twice, and such checks are named.
-With TEXT only checks that have it in their name are recorded anew.
-"""
+Every check runs twice; what differs between the two runs is not recorded, and such checks are named.
+With TEXT, only checks that have it in their name are recorded anew."""
 
 import asyncio
 import json

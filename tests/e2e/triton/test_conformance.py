@@ -1,4 +1,4 @@
-"""Forebay answers as the real Triton was recorded to, but for the differences that are on purpose."""
+"""Forebay answers like the recorded real Triton, except for intended differences."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def forebay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[served.Served]
         yield server
 
 
-def test_forebay_differs_from_triton_only_where_it_means_to(forebay: served.Served) -> None:
+def test_forebay_has_only_intended_differences_from_triton(forebay: served.Served) -> None:
     results: list[Result] = []
     recorded = command.recorded()["checks"]
     asked = command.Selection(forebay.url, forebay.grpc, forebay.metrics)
@@ -64,7 +64,7 @@ def test_forebay_passes_the_generic_conformance_checks(forebay: served.Served) -
 
 
 @pytest.mark.skipif(not KSERVE.exists(), reason="KServe's client is not there: `scripts/oracle kserve` installs it")
-def test_kserves_client_works(forebay: served.Served) -> None:
+def test_kserve_client_works(forebay: served.Served) -> None:
     for entry in httpx.post(f"{forebay.url}/v2/repository/index", json={}, timeout=60).json():
         if entry.get("state") == "UNAVAILABLE":  # a model that failed to load keeps the server from being ready
             httpx.post(f"{forebay.url}/v2/repository/models/{entry['name']}/unload", json={}, timeout=60)

@@ -1,4 +1,4 @@
-"""`forebay serve --repository` as operators and enemies treat it: ended under load, killed, fed with nonsense."""
+"""`forebay serve --repository` under hostile conditions: stopped under load, killed, sent malformed tensors."""
 
 import http.client
 import json
@@ -75,7 +75,7 @@ def _body(value: float) -> bytes:
     return json.dumps({"inputs": inputs}).encode()
 
 
-def test_a_server_that_is_told_to_end_under_load_answers_all_it_has_accepted(tmp_path: Path) -> None:
+def test_shutdown_under_load_answers_all_accepted_requests(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         answers: Counter[int | str] = Counter()
         enough = threading.Semaphore(0)
@@ -115,7 +115,7 @@ def test_a_server_that_is_told_to_end_under_load_answers_all_it_has_accepted(tmp
         assert set(answers) == {"right"}, answers
 
 
-def test_a_server_that_is_killed_leaves_no_process_of_a_model(tmp_path: Path) -> None:
+def test_killed_server_leaves_no_model_processes(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert server.infer("same", 1).status_code == 200
         pids = server.children()
@@ -125,12 +125,12 @@ def test_a_server_that_is_killed_leaves_no_process_of_a_model(tmp_path: Path) ->
         wait_for("its models end", lambda: not any(map(alive, pids)))
 
 
-def test_requests_and_batches_do_not_interrupt_each_other(tmp_path: Path) -> None:
+def test_server_and_model_processes_use_batch_scheduling(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert {os.sched_getscheduler(pid) for pid in (server.process.pid, *server.children())} == {os.SCHED_BATCH}
 
 
-def test_model_processes_that_are_killed_are_replaced(tmp_path: Path) -> None:
+def test_killed_model_processes_are_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         for pid in server.children():
             os.kill(pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def _serves(server: Serving, model: str) -> bool:
     return server.infer(model, 2).status_code == 200
 
 
-def test_nonsense_about_binary_tensors_gets_errors_of_the_client(tmp_path: Path) -> None:
+def test_malformed_binary_tensors_get_client_errors(tmp_path: Path) -> None:
     rng = random.Random(5)
     with (
         serving(tmp_path) as server,

@@ -1,4 +1,4 @@
-"""What is recorded of Triton is what it answers; left out where it is not installed (`scripts/oracle`)."""
+"""The recorded answers match the real Triton; skipped where it is not installed (`scripts/oracle`)."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ PARTS = ("infer/binary/right", "forms/", "grpc/infer", "streams/", "metrics/")
 """Of the checks: the whole recording takes minutes, and `python -m tests.e2e.triton.record` compares all of it."""
 
 
-def test_triton_still_answers_what_is_recorded(tmp_path: Path) -> None:
+def test_triton_still_matches_the_recording(tmp_path: Path) -> None:
     results: list[Result] = []
     recorded = command.recorded()["checks"]
     with oracle.running(tmp_path) as triton:

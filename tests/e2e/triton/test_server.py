@@ -81,7 +81,7 @@ def array(dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_datatype_goes_both_ways_over_both_protocols(served: Served, dtype: str) -> None:
+def test_every_datatype_round_trips_over_both_protocols(served: Served, dtype: str) -> None:
     given = array(dtype)
     datatype = utils.np_to_triton_dtype(given.dtype)
     for module, url in ((httpclient, served.http), (grpcclient, served.grpc)):
@@ -136,7 +136,7 @@ def test_tensors_pass_through_shared_memory(served: Served, module: Any) -> None
         shm.destroy_shared_memory_region(region)
 
 
-def test_a_decoupled_model_answers_on_a_stream(served: Served) -> None:
+def test_decoupled_model_answers_on_a_stream(served: Served) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(served.grpc) as client:
         client.start_stream(lambda result, error: answers.put(error or result))
@@ -150,7 +150,7 @@ def test_a_decoupled_model_answers_on_a_stream(served: Served) -> None:
     assert finals == [False, False, False, True]
 
 
-def test_a_generation_is_streamed_over_http(served: Served) -> None:
+def test_generation_is_streamed_over_http(served: Served) -> None:
     answer = httpx.post(
         f"http://{served.http}/v2/models/speak/generate_stream", json={"text_input": "hello there"}, timeout=20
     )
@@ -159,7 +159,7 @@ def test_a_generation_is_streamed_over_http(served: Served) -> None:
 
 
 @pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
-def test_the_repository_is_controlled(served: Served, module: Any) -> None:
+def test_models_are_loaded_and_unloaded_by_the_repository_api(served: Served, module: Any) -> None:
     url = served.http if module is httpclient else served.grpc
     with module.InferenceServerClient(url) as client:
         client.load_model("plain")
@@ -171,7 +171,7 @@ def test_the_repository_is_controlled(served: Served, module: Any) -> None:
         assert client.is_server_live()
 
 
-def test_traces_and_metrics_tell_of_requests(served: Served, folder: Path) -> None:
+def test_traces_and_metrics_cover_requests(served: Served, folder: Path) -> None:
     with httpclient.InferenceServerClient(served.http) as client:
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "1"})
         client.infer("add_sub", pair(httpclient)[2], request_id="traced")
@@ -189,7 +189,7 @@ def test_traces_and_metrics_tell_of_requests(served: Served, folder: Path) -> No
         assert 'nv_inference_request_success{model="add_sub",version="1"}' in httpx.get(url, timeout=20).text
 
 
-def test_what_runs_is_finished_before_the_end(folder: Path) -> None:
+def test_shutdown_finishes_running_requests(folder: Path) -> None:
     server = Served(folder, "--model-control-mode", "explicit", "--load-model", "repeat")
 
     async def main() -> list[int]:
@@ -224,7 +224,7 @@ class TritonPythonModel:
 """
 
 
-def test_what_does_not_finish_in_time_gets_a_response_before_the_end(tmp_path: Path) -> None:
+def test_shutdown_answers_requests_that_do_not_finish_in_time(tmp_path: Path) -> None:
     sign, version = tmp_path / "sign", tmp_path / "models/stuck/1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(STUCK.format(sign=str(sign)))
@@ -239,7 +239,7 @@ def test_what_does_not_finish_in_time_gets_a_response_before_the_end(tmp_path: P
         assert asked.result().status_code == 503
 
 
-def test_a_model_that_cannot_be_loaded_stops_the_start_unless_that_is_wanted(folder: Path) -> None:
+def test_unloadable_model_stops_the_start_unless_configured_otherwise(folder: Path) -> None:
     options = ("--model-control-mode", "explicit", "--load-model", "bad_syntax")
     with pytest.raises(AssertionError, match="Nothing is served"):
         Served(folder, *options)

@@ -1,4 +1,4 @@
-"""Tasks on pictures with real models: known answers over both APIs, and the same ones when many ask at once."""
+"""Image tasks with real models: known answers over both APIs, unchanged under concurrency."""
 
 import io
 import struct
@@ -83,7 +83,7 @@ def over_v2(served: Served, model: str, *files: bytes, batched: bool = True, cla
         return client.infer(model, [tensor], outputs=[wanted]).as_numpy(output)
 
 
-def test_pictures_are_classified(served: Served) -> None:
+def test_images_are_classified(served: Served) -> None:
     cat, coffee = picture("chelsea.png"), picture("coffee.png")
     (first, sure), (second, surer) = classes(served, cat, coffee)
     assert (first, second) == ("Egyptian cat", "espresso")
@@ -92,7 +92,7 @@ def test_pictures_are_classified(served: Served) -> None:
     assert [row[0].decode().split(":")[1:] for row in found] == [["285", "Egyptian cat"], ["967", "espresso"]]
 
 
-def test_objects_are_found_where_they_are(served: Served) -> None:
+def test_objects_are_detected_at_their_positions(served: Served) -> None:
     answer = ask(served, "detections", "ssd-mobilenet", picture("chelsea.png"), picture("coffee.png"))
     assert [(each["width"], each["height"]) for each in answer] == [(451, 300), (600, 400)]
     ((cat,), coffee) = (each["objects"] for each in answer)
@@ -104,7 +104,7 @@ def test_objects_are_found_where_they_are(served: Served) -> None:
     assert labels[0, :3].tolist() == [b"cup", b"bowl", b"dining table"]
 
 
-def test_a_mask_has_the_size_of_the_picture(served: Served) -> None:
+def test_segmentation_mask_has_the_image_size(served: Served) -> None:
     (answer,) = ask(served, "segmentations", "selfie-segmentation", picture("astronaut.png"))
     (segment,) = answer["segments"]
     assert (segment["label"], segment["area"]) == ("person", pytest.approx(0.545, abs=0.03))
@@ -113,7 +113,7 @@ def test_a_mask_has_the_size_of_the_picture(served: Served) -> None:
     assert (np.asarray(mask) > 127).mean() == pytest.approx(segment["area"], abs=0.01)
 
 
-def test_text_is_read_however_the_page_lies(served: Served) -> None:
+def test_ocr_reads_rotated_pages(served: Served) -> None:
     page = invoice()
     turned = [page, page.rotate(180), page.rotate(8, expand=True, fillcolor="white"), page.rotate(-90, expand=True)]
     answer = ask(served, "ocr", "pp-ocr-v4", *map(file_of, turned))
@@ -126,26 +126,26 @@ def test_text_is_read_however_the_page_lies(served: Served) -> None:
     assert text.tolist() == [each.encode() for each in WORDS]
 
 
-def test_the_model_that_a_step_calls_is_loaded_with_it(served: Served, tmp_path: Path) -> None:
+def test_model_called_by_a_step_is_loaded_with_it(served: Served, tmp_path: Path) -> None:
     explicit = ("--model-control-mode", "explicit", "--load-model", "pp-ocr-v4")
     with serving(tmp_path, ["pp-ocr-v4"], *explicit) as alone:
         (answer,) = ask(alone, "ocr", "pp-ocr-v4", file_of(invoice()))
         assert answer["text"] == "\n".join(WORDS)
 
 
-def test_a_page_without_text_has_no_lines(served: Served) -> None:
+def test_ocr_of_an_empty_page_returns_no_lines(served: Served) -> None:
     (answer,) = ask(served, "ocr", "pp-ocr-v4", file_of(Image.new("L", (200, 100), 255)))
     assert (answer["text"], answer["lines"], answer["width"]) == ("", [], 200)
 
 
-def test_every_step_of_reading_has_its_statistics(served: Served) -> None:
+def test_every_ocr_step_has_its_own_statistics(served: Served) -> None:
     steps = [f"pp-ocr-v4-{step}" for step in ("page", "find", "lines", "side", "upright", "read", "text")]
     before = [sum(served.batches(step).values()) for step in steps]
     ask(served, "ocr", "pp-ocr-v4", file_of(invoice()))
     assert [sum(served.batches(step).values()) for step in steps] == [count + 1 for count in before]
 
 
-def test_pictures_are_the_same_in_every_form(served: Served) -> None:
+def test_image_encodings_give_the_same_result(served: Served) -> None:
     cat = Image.open(io.BytesIO(picture("chelsea.png"))).convert("RGB")
     turned = Image.Exif()
     turned[0x0112] = 6  # to be seen as it is meant it has to be turned clockwise
@@ -179,7 +179,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["classifications", "detections", "segmentations", "ocr"])
-def test_a_file_that_is_no_picture_is_the_field_s_fault(served: Served, path: str) -> None:
+def test_invalid_image_error_names_its_field(served: Served, path: str) -> None:
     model = dict(zip(("classifications", "detections", "segmentations", "ocr"), MODELS, strict=True))[path]
     for file, words in (
         (b"hello", "not an image"),
@@ -201,7 +201,7 @@ def invoice_file() -> tuple[str, bytes]:
     return "invoice.png", file_of(invoice())
 
 
-def test_many_at_once_are_told_what_one_is_told(served: Served) -> None:
+def test_concurrent_requests_equal_a_single_one(served: Served) -> None:
     files = [picture("chelsea.png"), picture("coffee.png"), picture("astronaut.png"), file_of(invoice())] * 2
     alone = [(classes(served, file), objects(served, file)) for file in files[:4]]
     together = at_once(lambda n: (classes(served, files[n]), objects(served, files[n])))

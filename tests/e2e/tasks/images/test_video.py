@@ -1,4 +1,4 @@
-"""Frames of a video on one stream: those that come too late to matter are dropped, and said to be."""
+"""Video frames on one stream: frames that are too late to matter are dropped and reported as dropped."""
 
 import io
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def resident_kb(served: Served) -> int:
     raise AssertionError("the server is gone")
 
 
-def test_frames_are_answered_in_order_and_the_newest_always(served: Served) -> None:
+def test_frames_are_answered_in_order_and_the_newest_is_never_dropped(served: Served) -> None:
     frames = [frame(number) for number in range(FRAMES)]
     answers = watch(served, frames, WAITING_MAX)
     (stats,) = httpx.get(f"{served.url}/v2/models/{MODEL}/stats").json()["model_stats"]
@@ -84,12 +84,12 @@ def test_frames_are_answered_in_order_and_the_newest_always(served: Served) -> N
     assert all("dropped" in error for _, error in answers if error)
 
 
-def test_without_being_asked_to_the_server_drops_nothing(served: Served) -> None:
+def test_no_frame_is_dropped_by_default(served: Served) -> None:
     frames = [frame(number) for number in range(FRAMES)]
     assert watch(served, frames, None) == [(str(number), "") for number in range(FRAMES)]
 
 
-def test_videos_leave_nothing_behind(served: Served) -> None:
+def test_finished_videos_leave_no_memory_behind(served: Served) -> None:
     frames = [frame(number) for number in range(FRAMES)]
     watch(served, frames, WAITING_MAX)
     before = resident_kb(served)

@@ -1,4 +1,4 @@
-"""A cluster whose history begins with it: nothing that an earlier one was told of its nodes is in its store."""
+"""A fresh cluster: its store and its run folder start empty, whatever earlier clusters of that name left."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.e2e.rollouts.revisions import write_cluster
 
 
 @contextmanager
-def having(folder: Path, name: str, model: dict[str, Any], **more: Any) -> Iterator[Cluster]:
+def fresh_cluster(folder: Path, name: str, model: dict[str, Any], **more: Any) -> Iterator[Cluster]:
     """A ready cluster of one model."""
     path = folder / f"{name}.yaml"
     ports = write_cluster(path, name, [model])

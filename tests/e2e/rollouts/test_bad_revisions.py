@@ -1,4 +1,4 @@
-"""Bad revisions are found out by real traffic and by questions with known answers, and go back; a good one stays."""
+"""Bad revisions are detected by real traffic and by golden sets, and rolled back; a good one is promoted."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ def synthetic(tmp_path: Path) -> Iterator[Cluster]:
     ],
     ids=["half as slow again", "2 % errors"],
 )
-def test_what_is_slow_or_fails_now_and_then_is_rolled_back_and_no_client_sees_an_error(
+def test_slow_or_flaky_revision_is_rolled_back_without_client_errors(
     synthetic: Cluster, settings: dict[str, float], reasons: tuple[str, ...]
 ) -> None:
     bad = words(synthetic.file, "chat", **settings)
@@ -119,7 +119,7 @@ def real_one(path: Path, source: Path, **settings: int) -> str:
         ("a quantisation that ruins answers", ("quality", "degenerate", "length")),
     ],
 )
-def test_a_real_model_with_bad_answers_is_rolled_back(
+def test_real_model_with_bad_answers_is_rolled_back(
     real: Cluster, models: dict[str, Path], what: str, reasons: tuple[str, ...]
 ) -> None:
     bad = real_one(real.file, models[what])
@@ -134,7 +134,7 @@ def test_a_real_model_with_bad_answers_is_rolled_back(
     assert ("refused" in seen) is (what == "a template that fails")
 
 
-def test_a_good_revision_of_a_real_model_takes_over_though_control_is_killed(
+def test_good_revision_of_a_real_model_is_promoted_despite_killed_control(
     real: Cluster, models: dict[str, Path]
 ) -> None:
     good = real_one(real.file, models["good"], concurrency=4)

@@ -1,13 +1,12 @@
-"""A replica of the demo's chat model that is cut off, in a network namespace of its own.
+"""A replica of the demo's chat model that is partitioned from control, in a network namespace of its own.
 
-Clients notice nothing, and it stops itself.
-"""
+Clients see no error, and the replica stops itself."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
-from tests.e2e.availability.having import having
+from tests.e2e.availability.fresh_cluster import fresh_cluster
 from tests.e2e.availability.networks import Network, needs_networks, network
 from tests.e2e.availability.witness import Taken, observed, taken, twice
 from tests.e2e.cluster import CHAT, Cluster, alive
@@ -23,11 +22,13 @@ START_S = 120.0
 
 
 @needs_networks
-def test_a_replica_that_is_cut_off_stops_itself_and_no_request_reaches_two_generations(tmp_path: Path) -> None:
+def test_partitioned_replica_stops_itself_and_no_request_reaches_two_generations(tmp_path: Path) -> None:
     notes = tmp_path / "taken"
     with network() as far:
         nodes = [observed({"name": "near"}, notes), observed(far.node("far"), notes)]
-        with having(tmp_path, "e2e-cut-off", MODEL, nodes=nodes, control={"replica_lease_s": LEASE_S}) as cluster:
+        with fresh_cluster(
+            tmp_path, "e2e-cut-off", MODEL, nodes=nodes, control={"replica_lease_s": LEASE_S}
+        ) as cluster:
             victim = next(each["id"] for each in cluster.ready_replicas("chat") if far.host in each["url"])
             load = asyncio.run(cut(cluster, far, victim))
     everything = taken(notes)
@@ -71,7 +72,7 @@ async def cut(cluster: Cluster, far: Network, victim: str) -> Load:
         ([("a", 1, "x"), ("a", 2, "y"), ("a", 1, "z")], [("a", 1, "z")]),
     ],
 )
-def test_what_two_generations_took_would_be_found(
+def test_requests_taken_by_two_generations_are_detected(
     seen: list[tuple[str, int, str]], wrong: list[tuple[str, int, str]]
 ) -> None:
     assert twice([Taken(*each) for each in seen]) == [Taken(*each) for each in wrong]

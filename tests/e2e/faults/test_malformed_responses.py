@@ -1,4 +1,4 @@
-"""What comes from a replica is no answer, or only the beginning of one: the clients get theirs from another one."""
+"""A replica sends a malformed or truncated response: clients get theirs from another replica."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ LATE = [name for name, fault in FAULTS.items() if fault.after]
 
 
 @pytest.mark.parametrize(("model", "names"), [("duo", [*FAULTS]), ("quad", LATE)])
-def test_no_client_sees_what_a_broken_replica_says(
+def test_malformed_responses_are_retried_without_client_errors(
     cluster: Cluster, texts: Texts, tmp_path: Path, model: str, names: list[str]
 ) -> None:
     async def main() -> None:

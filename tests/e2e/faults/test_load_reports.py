@@ -1,4 +1,4 @@
-"""Load reports that are not true, or are none: whoever tells them gets no say in what clients see."""
+"""Load reports that are false or malformed: they may shift traffic, but clients see no error."""
 
 import asyncio
 from collections.abc import Callable
@@ -79,7 +79,7 @@ FATAL: dict[str, Callable[[], Lie]] = {
 
 
 @pytest.mark.parametrize(("model", "lies"), [("duo", HARMLESS | FATAL), ("quad", HARMLESS)])
-def test_what_a_replica_says_of_itself_harms_no_client(
+def test_false_load_reports_cause_no_client_errors(
     cluster: Cluster, texts: Texts, tmp_path: Path, model: str, lies: dict[str, Callable[[], Lie]]
 ) -> None:
     async def main() -> None:
@@ -103,7 +103,7 @@ def test_what_a_replica_says_of_itself_harms_no_client(
     asyncio.run(main())
 
 
-def test_metrics_that_go_down_while_their_replica_serves_cost_no_stream(
+def test_replica_with_failing_load_reports_loses_traffic_but_no_stream(
     cluster: Cluster, texts: Texts, tmp_path: Path
 ) -> None:
     async def main() -> None:
