@@ -1,4 +1,4 @@
-"""The command line as a process, and a server to point it at."""
+"""The command line as a process, and a fake server for it."""
 
 import os
 import signal

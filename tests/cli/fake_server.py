@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server whose model names say how it behaves."""
+"""A small OpenAI-compatible server whose model names select its behaviour."""
 
 import json
 import sys

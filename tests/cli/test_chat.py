@@ -1,4 +1,4 @@
-"""`forebay chat`: what a person sees of good and bad answers."""
+"""`forebay chat`: output for good and bad answers."""
 
 import pytest
 from tests.cli.conftest import Run
@@ -7,7 +7,7 @@ from tests.cli.fake_server import FakeServer
 TEXT = "The capital of France is Paris."
 
 
-def test_an_answer_is_printed_as_it_is(run: Run, server: FakeServer) -> None:
+def test_answer_is_printed_unchanged(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, "What is the capital of France?")
 
     assert done.stdout == f"{TEXT}\n"
@@ -16,9 +16,7 @@ def test_an_answer_is_printed_as_it_is(run: Run, server: FakeServer) -> None:
 
 
 @pytest.mark.slow
-def test_the_question_can_come_on_standard_input_and_the_system_message_goes_first(
-    run: Run, server: FakeServer
-) -> None:
+def test_question_is_read_from_stdin_and_system_message_goes_first(run: Run, server: FakeServer) -> None:
     server.documents.clear()
     done = run(
         "chat",
@@ -44,7 +42,7 @@ def test_the_question_can_come_on_standard_input_and_the_system_message_goes_fir
 
 
 @pytest.mark.slow
-def test_an_api_key_is_sent(run: Run, server: FakeServer) -> None:
+def test_api_key_is_sent(run: Run, server: FakeServer) -> None:
     server.authorizations.clear()
     run("chat", "--url", f"{server.url}/v1", "hi", FOREBAY_API_KEY="secret")
 
@@ -68,12 +66,12 @@ def test_a_failure_is_one_readable_line(run: Run, server: FakeServer, model: str
 
 
 @pytest.mark.slow
-def test_a_model_cannot_drive_the_terminal(run: Run, server: FakeServer) -> None:
+def test_control_characters_of_a_model_are_not_printed(run: Run, server: FakeServer) -> None:
     assert "\x1b" not in run("chat", "--url", server.url, "--model", "rude", "hi").stdout
 
 
 @pytest.mark.slow
-def test_an_unknown_model_is_answered_with_those_there_are(run: Run, server: FakeServer) -> None:
+def test_unknown_model_error_lists_the_models(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, "--model", "gpt", "hi")
 
     assert done.returncode == 1
@@ -81,7 +79,7 @@ def test_an_unknown_model_is_answered_with_those_there_are(run: Run, server: Fak
     assert "chat, cut" in done.stderr
 
 
-def test_nothing_running_says_how_to_start(run: Run) -> None:
+def test_error_without_a_server_says_how_to_start(run: Run) -> None:
     done = run("chat", "hi", FOREBAY_URL="http://127.0.0.1:9")
 
     assert done.returncode == 3
@@ -89,7 +87,7 @@ def test_nothing_running_says_how_to_start(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_an_empty_question_is_wrong_usage(run: Run, server: FakeServer) -> None:
+def test_empty_question_is_a_usage_error(run: Run, server: FakeServer) -> None:
     done = run("chat", "--url", server.url, stdin="\n")
 
     assert done.returncode == 2

@@ -45,14 +45,14 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(run: Run, command: str) -> None:
+def test_every_command_has_help(run: Run, command: str) -> None:
     done = run(*command.split(), "--help")
 
     assert done.returncode == 0
     assert "Usage:" in done.stdout
 
 
-def test_help_does_not_import_what_only_commands_need(run: Run) -> None:
+def test_help_imports_no_heavy_modules(run: Run) -> None:
     done = run("--help", PYTHONPROFILEIMPORTTIME="1")
 
     assert " typer\n" in done.stderr, "the interpreter lists what it imports"
@@ -64,7 +64,7 @@ def test_the_version_is_printed(run: Run) -> None:
     assert run("--version").stdout == f"forebay {__version__}\n"
 
 
-def test_the_schema_accepts_the_demo_and_refuses_nonsense(run: Run) -> None:
+def test_schema_accepts_the_demo_and_rejects_invalid_files(run: Run) -> None:
     schema = json.loads(run("schema").stdout)
     jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -85,7 +85,7 @@ def test_config_check_lists_every_problem_with_line_and_path(run: Run, tmp_path:
     assert "Traceback" not in done.stderr
 
 
-def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
+def test_config_check_accepts_a_valid_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "forebay.yaml").write_bytes(demo_file().text)
     done = run("config", "check")
 
@@ -94,7 +94,7 @@ def test_config_check_of_a_good_file_says_so(run: Run, tmp_path: Path) -> None:
     assert "chat (chat, 2 replicas)" in done.stdout
 
 
-def test_config_check_tells_of_sources_that_are_not_on_this_machine(run: Run, tmp_path: Path) -> None:
+def test_config_check_reports_missing_local_sources(run: Run, tmp_path: Path) -> None:
     (tmp_path / "here.gguf").touch()
     sources = {"a": "here.gguf", "b": "gone.gguf", "c": "package:", "d": "registry:chat@r1", "e": "registry:chat"}
     models = [{"name": name, "task": "chat", "source": source} for name, source in sources.items()]
@@ -109,13 +109,13 @@ def test_config_check_tells_of_sources_that_are_not_on_this_machine(run: Run, tm
         assert words in text
 
 
-def test_config_check_takes_a_file_as_other_commands_do(run: Run, tmp_path: Path) -> None:
+def test_config_check_accepts_the_file_options_of_other_commands(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_bytes(demo_file().text)
     for words in (("-f", "other.yaml"), ("other.yaml",), ("--file", "other.yaml", "--set", "gateway.port=9000")):
         assert run("config", "check", *words).stdout.startswith("other.yaml: valid.")
 
 
-def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
+def test_invalid_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "forebay.yaml").write_text("models: 5\n")
     done = run("up")
 
@@ -140,9 +140,7 @@ def test_a_bad_cluster_file_starts_nothing(run: Run, tmp_path: Path) -> None:
         (("frobnicate",), "No such command", 2),
     ],
 )
-def test_mistakes_end_with_a_sentence_and_their_exit_code(
-    run: Run, words: tuple[str, ...], says: str, code: int
-) -> None:
+def test_usage_errors_have_a_message_and_an_exit_code(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
     done = run(*words)
 
     assert done.returncode == code
@@ -157,7 +155,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_messages_in_lines_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_wrapped_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     (tmp_path / "f.yaml").write_text("bogus: 1\nmodels: [{name: chat, task: chat, source: x}]\n")
     monkeypatch.chdir(tmp_path)
@@ -196,7 +194,7 @@ STATUS = {
 }  # fmt: skip
 
 
-def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() -> None:
+def test_status_table_fits_a_terminal_and_explains_unready_replicas() -> None:
     console = Console(width=80, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:
         console.print(view(msgspec.convert(STATUS, Status)))
@@ -211,7 +209,7 @@ def test_the_status_table_fits_a_terminal_and_says_why_something_is_not_ready() 
     assert "gRPC" not in shown
 
 
-def test_the_status_table_says_where_a_replica_answers_grpc() -> None:
+def test_status_table_shows_the_grpc_address_of_a_replica() -> None:
     spoken = {**STATUS, "models": [{**MODEL, "replicas": [{**REPLICA, "grpc_port": 9100}]}]}
     console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as captured:

@@ -1,4 +1,4 @@
-"""A conversation in a terminal, with Ctrl-C, through a pseudo-terminal."""
+"""An interactive conversation with Ctrl-C, through a pseudo-terminal."""
 
 import os
 import pty
@@ -67,7 +67,7 @@ def terminal(server: FakeServer, tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_turns_build_on_one_another_until_ctrl_d(terminal: Terminal, server: FakeServer) -> None:
+def test_turns_share_a_conversation_until_ctrl_d(terminal: Terminal, server: FakeServer) -> None:
     server.documents.clear()
     terminal.wait_for(PROMPT)
     terminal.type("one\n")
@@ -94,7 +94,7 @@ def test_turns_build_on_one_another_until_ctrl_d(terminal: Terminal, server: Fak
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_the_prompt_asks_once_and_then_leaves(terminal: Terminal) -> None:
+def test_ctrl_c_at_the_prompt_warns_once_and_then_exits(terminal: Terminal) -> None:
     terminal.wait_for(PROMPT)
 
     # A signal between the prompt and the first look at the keyboard waits for a key (CPython): press again.

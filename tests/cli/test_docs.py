@@ -1,4 +1,4 @@
-"""The generated pages: what the generator makes of code and of measurements."""
+"""Generated documentation pages: output of the generator for code and measurements."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from forebay.core.cluster import Cluster
 from forebay.core.errors import Code
 
 
-def test_every_setting_of_the_schema_is_on_its_page() -> None:
+def test_every_setting_is_documented() -> None:
     page = docs.settings_page()
     schema = Cluster.model_json_schema()
 
@@ -21,13 +21,13 @@ def test_every_setting_of_the_schema_is_on_its_page() -> None:
     assert all(f"`{name}`" in page for name in VARIABLES)
 
 
-def test_every_error_and_command_is_on_its_page() -> None:
+def test_every_error_and_command_is_documented() -> None:
     assert all(f"| `{code}` |" in docs.errors_page() for code in Code)
     for command in ("up", "serve", "status", "chat", "bench", "doctor", "schema", "config check"):
         assert f"## forebay {command}\n" in docs.cli_page()
 
 
-def test_a_cell_cannot_break_its_table() -> None:
+def test_table_cells_are_escaped() -> None:
     assert docs.table(("a",), [("x|y\nz",)]).splitlines()[2] == "| x\\|y z |"
 
 

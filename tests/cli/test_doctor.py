@@ -12,7 +12,7 @@ from forebay.cli.doctor import Check, State, check_disk, check_extra, check_gpu,
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_free_port_is_fine_and_a_taken_one_names_its_setting(host: str) -> None:
+def test_free_port_is_ok_and_occupied_port_names_its_setting(host: str) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
         taken.bind((host, 0))
         port = taken.getsockname()[1]
@@ -37,7 +37,7 @@ def test_available_memory_respects_the_container(meminfo: str, cgroup: str | Non
     assert memory_available(meminfo, cgroup) == available
 
 
-def test_a_library_that_is_absent_says_how_to_get_it() -> None:
+def test_missing_library_has_an_installation_hint() -> None:
     found = check_extra("no-such-library-anywhere", "llm", "testing")
 
     assert found.state is State.WARN
@@ -59,12 +59,12 @@ def test_gpus_are_listed_with_the_backends_that_use_them(tmp_path: Path, monkeyp
     assert check_gpu().found == "nvidia-smi does not answer"
 
 
-def test_the_home_folder_may_still_be_missing(tmp_path: Path) -> None:
+def test_missing_home_folder_is_ok(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "a" / "b").state in (State.OK, State.WARN)
 
 
 @pytest.mark.slow
-def test_the_report_is_complete_and_machine_readable(run: Run) -> None:
+def test_report_is_complete_and_available_as_json(run: Run) -> None:
     done = run("doctor", "--json", FOREBAY_GATEWAY__PORT="18080", FOREBAY_ADMIN__PORT="18081")
     document = json.loads(done.stdout)
     names = [check["name"] for check in document["checks"]]

@@ -1,4 +1,4 @@
-"""What was measured, as tables: for the README, and for the page of all benchmarks."""
+"""Measurements as tables, for the README and for the page of all benchmarks."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ def write(path: Path, document: object) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_measurements_become_tables_and_no_measurement_is_said(tmp_path: Path) -> None:
+def test_measurements_become_tables_and_missing_ones_are_stated(tmp_path: Path) -> None:
     assert page.NOT_MEASURED in page.benchmarks(tmp_path)
 
     figures = {
@@ -63,7 +63,7 @@ def test_goals_are_shown_met_missed_and_not_measured(tmp_path: Path) -> None:
     assert "| g | ≤ 10 | - | 9 | not measured |" in block
 
 
-def test_a_missed_goal_that_a_bare_relay_misses_too_is_said_to_be_one(tmp_path: Path) -> None:
+def test_goal_that_a_bare_relay_misses_too_is_marked(tmp_path: Path) -> None:
     def goal(name: str, ours: float, relay: float | None) -> dict[str, object]:
         values = {"forebay": ours, "nginx": relay, "uvloop": 0.5}
         return {"goal": name, "most": 0.7, "ratio": True, "met": ours <= 0.7, "values": values}
@@ -99,7 +99,7 @@ def test_a_missed_goal_that_a_bare_relay_misses_too_is_said_to_be_one(tmp_path: 
     assert "(best: " not in block
 
 
-def test_behaviour_is_shown_with_what_fails_in_bold_and_the_picture_where_there_is_one(tmp_path: Path) -> None:
+def test_behaviour_table_has_failures_in_bold_and_links_pictures(tmp_path: Path) -> None:
     behaviour = {
         "forebay": {"left_midstream_ms": {"value": 2.0, "passed": True}},
         "other": {
@@ -120,7 +120,7 @@ def test_behaviour_is_shown_with_what_fails_in_bold_and_the_picture_where_there_
     assert f"]({page.CHART})" in page.summary(tmp_path / "bench")
 
 
-def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
+def test_batch_flood_is_shown_beside_the_baseline(tmp_path: Path) -> None:
     ttft = {"ttft_p50_ms": 38.0, "ttft_p95_ms": 50.0, "ttft_p99_ms": 60.0}
     flood = {**ttft, "ttft_p99_ratio": 1.25, "flood_requests_per_s": 4.5, "flood_ratio": 0.45}
     figures = {"alone": ttft, "batch_alone": {"flood_requests_per_s": 10.0}, "batch_flood": flood}
@@ -132,7 +132,7 @@ def test_a_flood_of_batch_work_is_shown_beside_none(tmp_path: Path) -> None:
     assert "| synthetic | with the flood as `batch` | 38 ms | 50 ms | 60 ms | 1.25x | 4.5 | 45% |" in block
 
 
-def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_path: Path) -> None:
+def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -> None:
     def goal(*values: object) -> dict[str, object]:
         return dict(
             zip(("model", "goal", "ours", "beside", "bound", "value", "met"), ("embed", *values), strict=True)
@@ -170,7 +170,7 @@ def test_the_model_server_is_shown_beside_others_with_the_goals_it_missed(tmp_pa
     assert "**Goals" not in page.benchmarks(tmp_path)
 
 
-def test_a_missed_goal_of_the_model_server_is_shown_with_what_could_be_reached_at_all(tmp_path: Path) -> None:
+def test_missed_model_server_goal_is_shown_with_the_attainable_limit(tmp_path: Path) -> None:
     def shown(**per_s: float) -> str:
         figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in per_s.items()}}
         goals = [
@@ -196,7 +196,7 @@ def test_a_missed_goal_of_the_model_server_is_shown_with_what_could_be_reached_a
     assert shown(triton=50.0) == shown(bare=100.0) == ""
 
 
-def test_the_goals_of_the_model_server_are_shown_of_another_machine_too(tmp_path: Path) -> None:
+def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> None:
     figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in (("bare", 370.0), ("triton", 326.0))}}
     goal = dict.fromkeys(("model", "ours", "beside"), "") | {"goal": "throughput, at least", "bound": 1.2}
     missed = goal | {"model": "embed", "ours": "forebay", "beside": "triton", "value": 1.1, "met": False}

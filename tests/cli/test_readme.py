@@ -1,4 +1,4 @@
-"""The README is right: every command in it is run as it stands against a running demo."""
+"""The README is correct: its commands run as printed against a running demo."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from forebay.cli.settings import FileText, parse_cluster
 
 README = (REPO / "README.md").read_text()
 ELSEWHERE = {
-    "make up": "test_make_up_starts_what_the_readme_promises",
+    "make up": "test_make_up_starts_the_documented_cluster",
     "make test": "CI: tests/tidy/test_packaging.py says that .ci/run is this command",
 }
 """Commands of the README that are covered by something else than being run below."""
@@ -57,13 +57,13 @@ def environ(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def test_there_is_something_to_run_and_what_runs_elsewhere_is_still_in_the_readme() -> None:
+def test_readme_has_commands_and_those_tested_elsewhere_are_still_there() -> None:
     assert len(COMMANDS) >= 6
     assert set(ELSEWHERE) <= set(blocks("bash"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_works_as_it_stands(command: str, demo: Cluster, tmp_path: Path) -> None:
+def test_readme_command_works_as_printed(command: str, demo: Cluster, tmp_path: Path) -> None:
     (tmp_path / "forebay.yaml").write_text(blocks("yaml")[0])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", here(command, demo)],
@@ -82,7 +82,7 @@ def test_a_command_of_the_readme_works_as_it_stands(command: str, demo: Cluster,
 
 
 @pytest.mark.parametrize("program", blocks("python"))
-def test_a_program_of_the_readme_works_as_it_stands(program: str, demo: Cluster) -> None:
+def test_readme_program_works_as_printed(program: str, demo: Cluster) -> None:
     done = subprocess.run(
         [sys.executable, "-c", here(program, demo)], env=environ(demo), capture_output=True, text=True, timeout=180
     )
@@ -92,11 +92,11 @@ def test_a_program_of_the_readme_works_as_it_stands(program: str, demo: Cluster)
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
-def test_a_cluster_file_of_the_readme_is_valid(text: str) -> None:
+def test_readme_cluster_file_is_valid(text: str) -> None:
     assert parse_cluster(FileText("README.md", text.encode()), {}).models
 
 
-def test_make_up_starts_what_the_readme_promises(tmp_path: Path) -> None:
+def test_make_up_starts_the_documented_cluster(tmp_path: Path) -> None:
     if not (Path(sys.prefix) / ".installed").exists():
         pytest.skip("`make` did not make this environment, and must not change it")
     gateway_port, admin_port = free_ports(2)

@@ -1,4 +1,4 @@
-"""`forebay explain`, `usage` and `audit` over records that gateways have left."""
+"""`forebay explain`, `usage` and `audit` over gateway records."""
 
 import json
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["explain", "usage", "audit verify", "audit tail"])
-def test_every_command_explains_itself(run: Run, command: str) -> None:
+def test_every_record_command_has_help(run: Run, command: str) -> None:
     done = run(*command.split(), "--help")
 
     assert done.returncode == 0
@@ -117,7 +117,7 @@ def test_explain_shows_every_term_the_attempts_and_the_outcome(run: Run) -> None
 
 
 @pytest.mark.parametrize(("attempts", "queued"), [(ATTEMPTS, "queued 0 ms,"), ((), "queued -,")])
-def test_explain_tells_no_wait_from_one_that_never_ended(
+def test_explain_distinguishes_no_wait_from_an_unfinished_one(
     run: Run, root: Path, attempts: tuple[Attempt, ...], queued: str
 ) -> None:
     keep(root, "gateway-2", msgspec.structs.replace(decided("req-5"), queued_s=0.0, attempts=attempts))
@@ -132,7 +132,7 @@ def test_explain_tells_no_wait_from_one_that_never_ended(
         (BATCH, "total = (0.1 (queue + prefill) + 0.015 decode + price + kv) x handicap"),
     ],
 )
-def test_explain_tells_how_its_totals_come_about(run: Run, root: Path, weights: Weights, formula: str) -> None:
+def test_explain_shows_how_totals_are_calculated(run: Run, root: Path, weights: Weights, formula: str) -> None:
     pricing = Pricing(PrefixIndex())
     views = []
     for n in range(2):
@@ -155,7 +155,7 @@ def test_explain_tells_how_its_totals_come_about(run: Run, root: Path, weights: 
     assert formula in run("explain", "req-6").stdout
 
 
-def test_explain_tells_no_sum_where_nothing_was_scored(run: Run, root: Path) -> None:
+def test_explain_shows_no_total_without_scores(run: Run, root: Path) -> None:
     counted = packed([["chat-0", 3, "ready", 2, 10]])
     keep(root, "gateway-2", msgspec.structs.replace(decided("req-6"), policy="p2c", candidates=counted))
 
@@ -171,7 +171,7 @@ def test_explain_as_json_names_every_field(run: Run) -> None:
     assert record["attempts"][0]["outcome"] == "connect"
 
 
-def test_explain_reads_around_damage_and_says_if_that_is_why_nothing_is_found(run: Run, root: Path) -> None:
+def test_explain_skips_damaged_records_and_reports_them_if_nothing_is_found(run: Run, root: Path) -> None:
     path = numbered(root / "gateway-0", RecordLog.STEM, RecordLog.SUFFIX)[0][1]
     path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
 
@@ -183,7 +183,7 @@ def test_explain_reads_around_damage_and_says_if_that_is_why_nothing_is_found(ru
     assert "damaged" not in run("explain", "nobody").stderr
 
 
-def test_a_narrow_terminal_is_spared_counts_that_are_0_for_all() -> None:
+def test_narrow_terminal_hides_columns_that_are_zero() -> None:
     used = [UsageRow("2026-01-31", "", "chat", "ok", 2, 1234, 0, 0, 0)]
 
     def columns(narrow: bool) -> list[str]:
@@ -222,14 +222,14 @@ def test_usage_adds_up_all_gateways(run: Run) -> None:
     ],
 )
 @pytest.mark.usefixtures("root")
-def test_usage_can_be_narrowed(run: Run, words: tuple[str, ...], requests: int) -> None:
+def test_usage_can_be_filtered(run: Run, words: tuple[str, ...], requests: int) -> None:
     rows = json.loads(run("usage", "--json", *words).stdout)
 
     assert sum(row["requests"] for row in rows) == requests
     assert {row["day"] for row in rows} <= {day_text(int(wall_s() // DAY_S) - days) for days in (0, 1, 3, 4)}
 
 
-def test_a_whole_audit_log_passes_and_a_changed_one_fails_with_the_place(run: Run, root: Path) -> None:
+def test_intact_audit_log_passes_and_modified_one_fails_with_the_position(run: Run, root: Path) -> None:
     good = run("audit", "verify")
     assert good.returncode == 0
     assert "No line was changed or removed" in good.stdout
@@ -251,7 +251,7 @@ def test_a_whole_audit_log_passes_and_a_changed_one_fails_with_the_place(run: Ru
     assert report["chains"][1]["flaws"][0]["kind"] == "missing"
 
 
-def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
+def test_lost_lines_and_moved_files_are_reported(run: Run, root: Path) -> None:
     path = root / "gateway-0/audit-00000001.jsonl"
     with path.open("ab") as file:
         file.write(b'{"half a li')
@@ -267,7 +267,7 @@ def test_losses_and_moved_files_are_told(run: Run, root: Path) -> None:
     assert run("audit", "verify", "--archived").returncode == 0
 
 
-def test_what_a_killed_gateway_may_have_lost_is_told(run: Run, root: Path) -> None:
+def test_possible_losses_of_a_killed_gateway_are_reported(run: Run, root: Path) -> None:
     head = root / "gateway-0/audit.head"
     head.write_bytes(head.read_bytes().replace(b'"open":false', b'"open":true'))
     keep(root, "gateway-0", decided("req-5"))
@@ -277,7 +277,7 @@ def test_what_a_killed_gateway_may_have_lost_is_told(run: Run, root: Path) -> No
     assert "some may be lost, according to the log itself: the gateway was killed" in done.stdout
 
 
-def test_a_log_that_is_gone_is_told_by_its_folder_and_by_the_other_gateways(run: Run, root: Path) -> None:
+def test_deleted_log_is_detected_from_its_folder_and_other_gateways(run: Run, root: Path) -> None:
     for path in (root / "gateway-0").glob("audit*"):
         path.unlink()
     done = run("audit", "verify")
@@ -306,7 +306,7 @@ def test_the_tail_shows_the_newest_lines_of_all_gateways_without_control_charact
     assert json.loads(raw[0])["request_id"] == "req-4", "sorted by time"
 
 
-def test_lines_that_are_none_or_odd_do_not_stop_the_tail(run: Run, root: Path) -> None:
+def test_malformed_lines_do_not_stop_the_tail(run: Run, root: Path) -> None:
     path = root / "gateway-0/audit-00000001.jsonl"
     first = path.read_bytes().splitlines()[0]
     odd = first.replace(b'"ts":', b'"ts":9e99,"was":')
@@ -331,14 +331,14 @@ def test_lines_that_are_none_or_odd_do_not_stop_the_tail(run: Run, root: Path) -
     ],
 )
 @pytest.mark.usefixtures("root")
-def test_mistakes_end_with_a_sentence(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
+def test_errors_have_a_message(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
     done = run(*words)
 
     assert done.returncode == code
     assert says in done.stderr
 
 
-def test_the_cluster_is_the_one_of_the_file_or_the_only_one(run: Run, tmp_path: Path, root: Path) -> None:
+def test_cluster_is_that_of_the_file_or_the_only_one(run: Run, tmp_path: Path, root: Path) -> None:
     other = tmp_path / ".forebay/run/other/records"
     keep(other, "gateway-0", decided("req-7"))
     several = run("usage")
@@ -356,7 +356,7 @@ def test_the_cluster_is_the_one_of_the_file_or_the_only_one(run: Run, tmp_path: 
     assert "no records" in run("usage").stderr
 
 
-def test_without_records_or_an_audit_log_the_commands_say_so(run: Run, tmp_path: Path) -> None:
+def test_missing_records_or_audit_log_is_an_error(run: Run, tmp_path: Path) -> None:
     assert "There are no records" in run("audit", "verify").stderr
     folder = tmp_path / ".forebay/run/demo/records/gateway-0"
     folder.mkdir(parents=True)
@@ -368,7 +368,7 @@ def test_without_records_or_an_audit_log_the_commands_say_so(run: Run, tmp_path:
 
 
 @pytest.mark.parametrize("command", ["explain req-1", "usage", "audit verify", "audit tail"])
-def test_files_that_cannot_be_read_are_named(run: Run, root: Path, command: str) -> None:
+def test_unreadable_files_are_named(run: Run, root: Path, command: str) -> None:
     for name in ("decisions-00000002.log", "usage-2026-01-01.json", "audit-00000002.jsonl"):
         (root / "gateway-0" / name).mkdir()
     done = run(*command.split())
@@ -377,7 +377,7 @@ def test_files_that_cannot_be_read_are_named(run: Run, root: Path, command: str)
     assert "Is a directory" in done.stderr
 
 
-def test_many_flaws_are_not_all_listed(run: Run, root: Path) -> None:
+def test_long_lists_of_problems_are_shortened(run: Run, root: Path) -> None:
     keep(root, "gateway-2", *(decided(f"req-{n}") for n in range(110)))
     path = root / "gateway-2/audit-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
@@ -385,7 +385,7 @@ def test_many_flaws_are_not_all_listed(run: Run, root: Path) -> None:
     assert "audit-00000001.jsonl: and 10 more" in run("audit", "verify").stdout
 
 
-def test_the_tail_shows_what_the_log_says_of_itself(run: Run, root: Path) -> None:
+def test_tail_shows_the_problems_that_the_log_records(run: Run, root: Path) -> None:
     (root / "gateway-0/audit.head").unlink()
     keep(root, "gateway-0")
 

@@ -1,4 +1,4 @@
-"""Where settings come from, and what `serve` makes of one line."""
+"""Sources of settings, and the cluster that `forebay serve` options describe."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def wish(source: str, **change: object) -> ModelOptions:
     return ModelOptions(source, **values)  # type: ignore[arg-type]
 
 
-def test_the_demo_file_is_a_good_cluster() -> None:
+def test_demo_file_is_a_valid_cluster() -> None:
     cluster = load_cluster(demo_file(), [], {})
 
     assert [m.name for m in cluster.models] == ["chat", "embed"]
@@ -27,7 +27,7 @@ def test_the_demo_file_is_a_good_cluster() -> None:
     assert (cluster.gateway.port, cluster.admin.port) == (8080, 8081)
 
 
-def test_set_wins_over_the_environment_and_the_environment_over_the_file() -> None:
+def test_set_overrides_the_environment_which_overrides_the_file() -> None:
     environ = {"FOREBAY_GATEWAY__PORT": "9000", "FOREBAY_ADMIN__PORT": "9001", "FOREBAY_MODELS__0__REPLICAS": "5"}
     cluster = load_cluster(demo_file(), ["gateway.port=9100", "models.embed.replicas=3"], environ)
 
@@ -36,13 +36,13 @@ def test_set_wins_over_the_environment_and_the_environment_over_the_file() -> No
     assert [m.replicas for m in cluster.models] == [5, 3]
 
 
-def test_other_variables_of_ours_are_no_settings() -> None:
+def test_other_forebay_variables_are_not_settings() -> None:
     assert variable_overrides({"FOREBAY_HOME": "/x", "FOREBAY_URL": "y", "PATH": "z", "FOREBAY_NAME": "n"}) == {
         "name": "n"
     }
 
 
-def test_a_mistake_in_a_variable_is_reported_like_one_in_the_file() -> None:
+def test_invalid_variable_is_reported_like_an_invalid_file() -> None:
     with pytest.raises(UserError, match=r"gateway\.prot: found an unknown key"):
         load_cluster(demo_file(), [], {"FOREBAY_GATEWAY__PROT": "1"})
 
@@ -56,14 +56,14 @@ def test_all_problems_are_in_one_message() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["", "gateway.port", "=1", " =2"])
-def test_an_assignment_without_its_parts_is_wrong_usage(assignment: str) -> None:
+def test_incomplete_assignment_is_a_usage_error(assignment: str) -> None:
     with pytest.raises(UserError, match="PATH=VALUE") as refusal:
         set_overrides([assignment])
 
     assert refusal.value.exit_code == 2
 
 
-def test_without_a_file_the_demo_is_taken_and_a_named_file_must_exist(
+def test_demo_is_the_default_file_and_a_named_file_must_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ def test_without_a_file_the_demo_is_taken_and_a_named_file_must_exist(
         read_file(Path("other.yaml"))
 
 
-def test_one_line_makes_a_cluster_of_one_model() -> None:
+def test_serve_makes_a_cluster_of_one_model() -> None:
     cluster = cluster_of(wish(GGUF), [], {})
     (model,) = cluster.models
 
@@ -86,7 +86,7 @@ def test_one_line_makes_a_cluster_of_one_model() -> None:
     assert cluster.name == "serve-smollm2-135m-instruct"
 
 
-def test_options_and_set_reach_the_model_or_the_cluster() -> None:
+def test_serve_options_and_set_apply_to_model_and_cluster() -> None:
     wanted = wish(GGUF, name="x", engine="llamacpp", replicas=3, port=9000)
     cluster = cluster_of(wanted, ["engine.threads=2", "gateway.retries_max=1"], {})
     (model,) = cluster.models
@@ -104,7 +104,7 @@ def test_the_synthetic_engine_needs_no_model() -> None:
     assert cluster.models[0].task is Task.EMBED
 
 
-def test_a_local_file_becomes_absolute_and_says_what_it_is_for(tmp_path: Path) -> None:
+def test_local_path_becomes_absolute_and_determines_the_task(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"x")
     cluster = cluster_of(wish(str(tmp_path)), [], {})
 
@@ -112,7 +112,7 @@ def test_a_local_file_becomes_absolute_and_says_what_it_is_for(tmp_path: Path) -
     assert cluster.models[0].source == str(tmp_path)
 
 
-def test_a_file_of_an_openvino_model_stands_for_its_folder(tmp_path: Path) -> None:
+def test_openvino_file_selects_its_folder(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.xml").write_bytes(b"x")
 
     assert cluster_of(wish(str(tmp_path / "openvino_model.xml")), [], {}).models[0].source == str(tmp_path)
@@ -127,7 +127,7 @@ def test_a_file_of_an_openvino_model_stands_for_its_folder(tmp_path: Path) -> No
         (__file__, "no engine is known"),
     ],
 )
-def test_a_source_that_cannot_be_served_says_what_to_do(source: str, says: str) -> None:
+def test_unservable_source_error_says_what_to_do(source: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         cluster_of(wish(source), [], {})
 

@@ -1,4 +1,4 @@
-"""What the command line says of certificates, and how it trusts those of servers."""
+"""TLS in the command line: checks of certificates, and trust in those of servers."""
 
 import json
 import ssl
@@ -40,7 +40,7 @@ def https_server(folder: Path) -> Iterator[FakeServer]:
         yield server
 
 
-def test_a_good_pair_may_run_and_is_not_looked_at_otherwise(tmp_path: Path) -> None:
+def test_certificate_files_are_checked_only_before_running(tmp_path: Path) -> None:
     spec = write(tmp_path, issue())
 
     good = parse_cluster(cluster_file(spec.certificate, spec.key), {}, to_run=True)
@@ -49,7 +49,7 @@ def test_a_good_pair_may_run_and_is_not_looked_at_otherwise(tmp_path: Path) -> N
     assert parse_cluster(cluster_file("missing", "missing"), {}).gateway.tls is not None
 
 
-def test_problems_of_files_are_listed_with_all_others_and_their_lines(tmp_path: Path) -> None:
+def test_certificate_problems_are_listed_with_all_others_and_their_lines(tmp_path: Path) -> None:
     spec, other = write(tmp_path, issue(wall_s() - DAY_S)), tmp_path / "other"
     other.mkdir()
     stranger = write(other, issue())
@@ -70,17 +70,17 @@ def test_problems_of_files_are_listed_with_all_others_and_their_lines(tmp_path: 
 @pytest.mark.parametrize(
     "tls", ["3", "{}", "{certificate: 3, key: a}", "{certificate: a}", '{certificate: "", key: a}']
 )
-def test_a_section_of_the_wrong_shape_is_a_problem_and_no_crash(tls: str) -> None:
+def test_tls_section_of_the_wrong_type_is_a_problem(tls: str) -> None:
     with pytest.raises(UserError, match=r"gateway\.tls"):
         parse_cluster(FileText("f.yaml", f"gateway: {{tls: {tls}}}\n{MODEL}".encode()), {}, to_run=True)
 
 
-def test_a_gateway_that_is_no_section_is_a_problem_and_no_crash() -> None:
+def test_gateway_section_of_the_wrong_type_is_a_problem() -> None:
     with pytest.raises(UserError, match="gateway: found"):
         parse_cluster(FileText("f.yaml", f"gateway: [1]\n{MODEL}".encode()), {}, to_run=True)
 
 
-def test_doctor_knows_good_ending_ended_and_broken_certificates(tmp_path: Path) -> None:
+def test_doctor_reports_valid_expiring_expired_and_broken_certificates(tmp_path: Path) -> None:
     now = wall_s()
     states = [
         check_certificate(write(tmp_path, issue(now + left))).state
@@ -94,7 +94,7 @@ def test_doctor_knows_good_ending_ended_and_broken_certificates(tmp_path: Path) 
     assert "no PEM private key" in broken.found
 
 
-def test_config_check_tells_of_the_certificate(run: Run, tmp_path: Path) -> None:
+def test_config_check_reports_the_certificate(run: Run, tmp_path: Path) -> None:
     spec = write(tmp_path, issue(wall_s() + DAY_S))
     (tmp_path / "forebay.yaml").write_bytes(cluster_file(spec.certificate, spec.key).text)
 
@@ -105,7 +105,7 @@ def test_config_check_tells_of_the_certificate(run: Run, tmp_path: Path) -> None
     assert "renew" in done.stdout
 
 
-def test_doctor_knows_a_gateway_behind_tls(tmp_path: Path) -> None:
+def test_doctor_recognizes_a_gateway_with_tls(tmp_path: Path) -> None:
     with https_server(tmp_path) as server:
         found = check_port("gateway.port", "127.0.0.1", server.server_address[1], "https")
 
@@ -114,7 +114,7 @@ def test_doctor_knows_a_gateway_behind_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chat_and_bench_trust_the_ca_that_they_are_told(run: Run, tmp_path: Path) -> None:
+def test_chat_and_bench_trust_the_given_ca(run: Run, tmp_path: Path) -> None:
     with https_server(tmp_path) as server:
         url = server.url.replace("http:", "https:")
         ca = str(tmp_path / "ca.pem")
@@ -131,7 +131,7 @@ def test_chat_and_bench_trust_the_ca_that_they_are_told(run: Run, tmp_path: Path
     assert json.loads(loaded.stdout)["url"].startswith("https://")
 
 
-def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_ca_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
 
     for name in ("ca.pem", "missing.pem"):

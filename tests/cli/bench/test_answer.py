@@ -1,4 +1,4 @@
-"""Reading an answer: the same at any byte split, and robust against servers that misbehave."""
+"""Response parsing: independent of how bytes are split, and robust against misbehaving servers."""
 
 import json
 from itertools import count, pairwise
@@ -43,7 +43,7 @@ class Heard:
 
 
 @given(st.lists(st.integers(0, 400), max_size=12), st.sampled_from([b"\n\n", b"\r\n\r\n"]))
-def test_any_split_of_a_stream_reads_the_same(cuts: list[int], separator: bytes) -> None:
+def test_stream_parsing_is_independent_of_byte_splits(cuts: list[int], separator: bytes) -> None:
     stream = (ROLE + text("a") + text("b€") + text("c") + USAGE + DONE).replace(b"\n\n", separator)
     edges = [0, *sorted(min(c, len(stream)) for c in cuts), len(stream)]
     heard = Heard().feed(*(stream[a:b] for a, b in pairwise(edges))).end()
@@ -53,7 +53,7 @@ def test_any_split_of_a_stream_reads_the_same(cuts: list[int], separator: bytes)
     assert (heard.answer.prompt_tokens, heard.answer.output_tokens) == (11, 5)
 
 
-def test_the_first_token_is_the_first_text_not_the_first_event() -> None:
+def test_first_token_is_the_first_text_not_the_first_event() -> None:
     heard = Heard().feed(ROLE)
     assert heard.answer.first_s is None
 
@@ -67,11 +67,11 @@ def test_the_first_token_is_the_first_text_not_the_first_event() -> None:
     assert heard.answer.last_s > first
 
 
-def test_completions_carry_their_text_elsewhere() -> None:
+def test_completions_text_is_counted() -> None:
     assert Heard().feed(event({"choices": [{"text": "x"}]})).answer.pieces == 1
 
 
-def test_a_stream_without_its_end_is_incomplete() -> None:
+def test_stream_without_done_event_is_incomplete() -> None:
     assert Heard().feed(text("a")).end().ends == ["stream_incomplete"]
 
 
@@ -84,7 +84,7 @@ def test_an_error_event_fails_the_request_once() -> None:
 @pytest.mark.parametrize(
     "data", [b"data: {broken\n\n", b"data: []\n\n", b'data: {"choices": 5}\n\n', b"data: \xff\n\n"]
 )
-def test_an_event_that_is_no_chunk_fails_the_request(data: bytes) -> None:
+def test_invalid_event_fails_the_request(data: bytes) -> None:
     assert Heard().feed(data).ends == ["event_unreadable"]
 
 
@@ -92,13 +92,13 @@ def test_comments_and_other_fields_of_a_stream_are_skipped() -> None:
     assert Heard().feed(b": ping\n\n", b"event: x\ndata: [DONE]\n\n").end().ends == [None]
 
 
-def test_an_event_without_end_is_cut_off() -> None:
+def test_event_over_the_size_limit_fails_the_request() -> None:
     heard = Heard().feed(b"data: " + b"x" * (EVENT_BYTES_MAX + 1))
 
     assert heard.ends == ["event_too_large"]
 
 
-def test_a_plain_answer_is_read_whole() -> None:
+def test_usage_of_a_plain_answer_is_read() -> None:
     content = json.dumps({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).encode()
     heard = Heard(streaming=False).feed(content[:10], content[10:]).end()
 
@@ -106,7 +106,7 @@ def test_a_plain_answer_is_read_whole() -> None:
     assert (heard.answer.prompt_tokens, heard.answer.output_tokens) == (3, 4)
 
 
-def test_a_refusal_is_named_by_status_and_code() -> None:
+def test_rejection_is_labelled_by_status_and_code() -> None:
     body = b'{"error": {"message": "full", "type": "rate_limit_error", "param": null, "code": "queue_full"}}'
 
     assert Heard(status=429).feed(body).end().ends == ["429 queue_full"]
@@ -126,7 +126,7 @@ def test_error_bodies_of_all_kinds_have_a_label(content: bytes, code: str) -> No
     assert error_code(500, content) == code
 
 
-def test_a_lost_connection_says_whether_the_stream_had_begun() -> None:
+def test_connection_loss_label_tells_whether_the_stream_had_begun() -> None:
     before, after = Heard(), Heard().feed(text("a"))
     before.answer.fail("connection_lost")
     after.answer.fail("connection_lost")

@@ -47,13 +47,13 @@ def test_a_log_normal_length_has_its_median() -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "5-2", "1e3", "many", "1-2-3", "lognormal:5", "lognormal:5,9", "9999999999", "1-2000000"]
 )
-def test_a_bad_length_is_refused_with_what_is_allowed(text: str) -> None:
+def test_invalid_length_is_rejected_with_allowed_forms(text: str) -> None:
     with pytest.raises(BadPlan, match=r"--prompt-tokens: found .*; allowed: N, LOW-HIGH"):
         parse_lengths("--prompt-tokens", text)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_length_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_a_length_or_rejected(text: str) -> None:
     with suppress(BadPlan):
         assert 1 <= parse_lengths("--x", text).draw(Random(0)) <= plan.TOKENS_MAX
 
@@ -68,20 +68,20 @@ def test_any_text_is_a_length_or_a_clear_refusal(text: str) -> None:
         ("https://example", "example", 443, "/v1"),
     ],
 )
-def test_a_base_url_is_taken_apart(url: str, host: str, port: int, path: str) -> None:
+def test_base_url_is_split_into_host_port_and_path(url: str, host: str, port: int, path: str) -> None:
     target = parse_url(url)
 
     assert (target.host, target.port, target.path) == (host, port, path)
 
 
 @pytest.mark.parametrize("url", ["https://", "http://", "ftp://x", "http://x:99999", "http://x:y", "http://ü/v1"])
-def test_a_bad_url_is_refused(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(BadPlan, match="--url: found"):
         parse_url(url)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_url_or_a_clear_refusal(text: str) -> None:
+def test_any_text_is_a_url_or_rejected(text: str) -> None:
     with suppress(BadPlan):
         url = parse_url(text).url
         assert url.startswith(("http://", "https://"))
@@ -126,7 +126,7 @@ def test_a_temperature_is_sent_only_if_one_is_given() -> None:
         sent(3.0)
 
 
-def test_a_fixed_output_asks_to_ignore_the_end() -> None:
+def test_fixed_output_sets_ignore_eos() -> None:
     document = msgspec.json.decode(body(recipe(replace(PLAN, fixed_output=True)), 0, Random(0)))
 
     assert document["ignore_eos"] is True
@@ -153,7 +153,7 @@ def test_a_request_is_one_complete_http_message() -> None:
     assert b"\r\ncontent-length: 8" in head
 
 
-def test_own_headers_are_sent_with_every_request() -> None:
+def test_custom_headers_are_sent() -> None:
     own = recipe(replace(PLAN, headers=("X-Forebay-Priority: batch ", "x-empty:")))
 
     head = request_bytes(own, b"{}").partition(b"\r\n\r\n")[0]
@@ -165,13 +165,13 @@ def test_own_headers_are_sent_with_every_request() -> None:
 @pytest.mark.parametrize(
     "text", ["", "batch", ":batch", "a b: c", "x: é", "x: a\r\ny: b", "Host: here", "content-length: 9", "x:\x00"]
 )
-def test_a_header_that_would_break_the_request_is_refused(text: str) -> None:
+def test_invalid_header_is_rejected(text: str) -> None:
     with pytest.raises(BadPlan, match=r"--header: found .*; allowed: "):
         parse_header(text)
 
 
 @given(st.text(max_size=40))
-def test_any_header_is_one_line_or_a_clear_refusal(text: str) -> None:
+def test_any_header_text_is_one_line_or_rejected(text: str) -> None:
     with suppress(BadPlan):
         name, value = parse_header(text)
         assert name == name.lower()
@@ -196,11 +196,11 @@ def test_any_header_is_one_line_or_a_clear_refusal(text: str) -> None:
         ({"api_key": "a\r\nb: c"}, "--api-key"),
     ],
 )
-def test_a_plan_out_of_bounds_is_refused_by_option(change: dict[str, object], says: str) -> None:
+def test_out_of_range_option_is_rejected_by_name(change: dict[str, object], says: str) -> None:
     with pytest.raises(BadPlan, match=f"^{says}: found"):
         recipe(replace(PLAN, **change))  # type: ignore[arg-type]
 
 
-def test_a_duration_alone_is_the_only_end_and_nothing_at_all_means_a_hundred() -> None:
+def test_number_of_requests_defaults_to_100_and_to_the_maximum_with_a_duration() -> None:
     assert recipe(replace(PLAN, requests=None, duration_s=5.0)).requests == plan.REQUESTS_MAX
     assert recipe(replace(PLAN, requests=None)).requests == 100

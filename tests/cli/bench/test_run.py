@@ -68,14 +68,14 @@ def test_failures_are_counted_by_their_code(server: FakeServer, model: str, code
     assert samples.answered == 0
 
 
-def test_a_request_without_answer_is_given_up(server: FakeServer) -> None:
+def test_unanswered_request_times_out(server: FakeServer) -> None:
     run, samples = load(server, "hang", requests=2, timeout_s=0.2)
 
     assert dict(samples.errors) == {"client_timeout": 2}
     assert run.progress.in_flight == 0
 
 
-def test_a_server_that_is_not_there_is_an_error_per_request() -> None:
+def test_unreachable_server_is_an_error_per_request() -> None:
     plan = Plan("http://127.0.0.1:9", "x", "chat", 2, None, 4, None, 0, "8", "8", True, False, 1, 0, 5.0)
 
     async def main() -> Samples:
@@ -84,7 +84,7 @@ def test_a_server_that_is_not_there_is_an_error_per_request() -> None:
     assert dict(asyncio.run(main()).errors) == {"connection_connect": 4}
 
 
-def test_an_open_loop_counts_latency_from_when_a_request_was_due(server: FakeServer) -> None:
+def test_open_loop_latency_counts_from_the_scheduled_time(server: FakeServer) -> None:
     _, samples = load(server, "chat", rate=400.0, requests=40)
 
     assert samples.answered == 40
@@ -100,7 +100,7 @@ def test_a_duration_ends_an_open_loop(server: FakeServer) -> None:
     assert not run.progress.interrupted
 
 
-def test_stopping_early_keeps_what_was_measured(server: FakeServer) -> None:
+def test_stopping_early_keeps_the_samples(server: FakeServer) -> None:
     plan = Plan(server.url, "chat", "chat", 2, None, 1_000_000, None, 0, "8", "8", True, False, 1, 0, 10.0)
 
     async def main() -> tuple[Load, Samples]:
@@ -150,7 +150,7 @@ def test_the_command_prints_json_and_draws_a_picture(run: Run, server: FakeServe
 
 
 @pytest.mark.slow
-def test_nothing_answered_is_a_failure_with_the_errors_shown(run: Run, server: FakeServer) -> None:
+def test_run_without_any_answer_fails_and_shows_the_errors(run: Run, server: FakeServer) -> None:
     done = run("bench", "--url", server.url, "--model", "refuse", "-n", "3")
 
     assert done.returncode == 1
@@ -166,7 +166,7 @@ def test_nothing_answered_is_a_failure_with_the_errors_shown(run: Run, server: F
         pytest.param(("--model", "nobody"), "There is no model 'nobody'", 1, marks=pytest.mark.slow),
     ],
 )
-def test_mistakes_are_explained_before_anything_is_sent(
+def test_invalid_options_are_rejected_before_anything_is_sent(
     run: Run, server: FakeServer, words: tuple[str, ...], says: str, code: int
 ) -> None:
     server.documents.clear()

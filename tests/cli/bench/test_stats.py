@@ -27,7 +27,7 @@ def samples(*all_of_them: Sample, errors: tuple[str, ...] = ()) -> Samples:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=200))
-def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> None:
+def test_quantiles_equal_those_of_the_standard_library(values: list[float]) -> None:
     expected = statistics.quantiles(values, n=100, method="inclusive")
 
     for percent in (50, 95, 99):
@@ -44,7 +44,7 @@ def test_quantiles_are_ordered_and_within_the_values(values: list[float]) -> Non
     assert found.count == len(values)
 
 
-def test_nothing_measured_has_no_spread() -> None:
+def test_no_samples_have_no_spread() -> None:
     assert spread([]) is None
     assert spread([math.nan]) is None
 
@@ -55,7 +55,7 @@ def test_time_per_token_leaves_out_the_first_token() -> None:
     assert list(found.tpot_s) == pytest.approx([0.1])
 
 
-def test_an_answer_of_one_token_has_no_time_per_token() -> None:
+def test_single_token_answer_has_no_time_per_token() -> None:
     found = samples(sample(decode_s=0.0, tokens=1), sample(tokens=10))
 
     assert math.isnan(found.tpot_s[0])
@@ -64,7 +64,7 @@ def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     assert shown.count == 1
 
 
-def test_rates_count_answers_and_errors_apart() -> None:
+def test_rates_count_answers_and_errors_separately() -> None:
     found = report(ABOUT, samples(sample(), sample(), errors=("429 queue_full",)), 2.0, interrupted=False)
 
     assert found.requests == 3
@@ -78,11 +78,11 @@ def test_rates_count_answers_and_errors_apart() -> None:
 @pytest.mark.parametrize(
     ("counted", "source"), [((False, False), "usage"), ((True, True), "chunks"), ((True, False), "mixed")]
 )
-def test_the_report_says_where_token_counts_come_from(counted: tuple[bool, ...], source: str) -> None:
+def test_report_has_the_source_of_token_counts(counted: tuple[bool, ...], source: str) -> None:
     assert report(ABOUT, samples(*(sample(counted=c) for c in counted)), 1.0, False).tokens_from == source
 
 
-def test_goodput_needs_every_limit_kept_and_errors_count_against_it() -> None:
+def test_goodput_requires_every_slo_and_counts_errors_as_misses() -> None:
     slo = Slo(ttft_ms=200, tpot_ms=150, e2e_ms=5000)
     about = msgspec.structs.replace(ABOUT, slo=slo)
     found = samples(sample(), sample(ttft_s=0.3), sample(decode_s=2.0), sample(), errors=("502",))
@@ -94,7 +94,7 @@ def test_goodput_needs_every_limit_kept_and_errors_count_against_it() -> None:
     assert goodput.requests_per_s == 0.5
 
 
-def test_an_answer_of_one_token_keeps_any_limit_on_time_per_token() -> None:
+def test_single_token_answer_meets_any_time_per_token_slo() -> None:
     assert good(samples(sample(decode_s=0.0, tokens=1)), Slo(tpot_ms=1)) == 1
 
 
@@ -110,7 +110,7 @@ def test_plain_answers_have_no_token_times() -> None:
     assert found.e2e_ms is not None
 
 
-def test_endless_different_errors_are_counted_together() -> None:
+def test_error_codes_beyond_the_limit_are_counted_as_other() -> None:
     found = samples(errors=tuple(f"code {n}" for n in range(CODES_MAX + 40)))
 
     assert len(found.errors) == CODES_MAX + 1
@@ -118,7 +118,7 @@ def test_endless_different_errors_are_counted_together() -> None:
     assert found.failed == CODES_MAX + 40
 
 
-def test_a_run_that_measured_nothing_has_a_report() -> None:
+def test_run_without_samples_has_a_report() -> None:
     found = report(ABOUT, Samples(), 0.0, interrupted=True)
 
     assert found.requests == 0

@@ -1,4 +1,4 @@
-"""The suite itself: comparing, tensors, its repository, and what it says of servers that answer nonsense."""
+"""The conformance suite itself: comparison, tensor encoding, its repository, and verdicts on misbehaving servers."""
 
 import asyncio
 import io
@@ -33,7 +33,7 @@ NAMED = st.dictionaries(st.sampled_from(("status", "code", "error")), JSON)
 
 
 @given(NAMED, NAMED)
-def test_values_that_are_not_alike_differ(one: Json, other: Json) -> None:
+def test_unequal_values_differ(one: Json, other: Json) -> None:
     assert bool(list(differences(one, other))) or one == other or one.get("status") == 500
 
 
@@ -45,7 +45,7 @@ ANY = Check("any", _nothing)
 
 
 @given(JSON)
-def test_a_value_does_not_differ_from_itself(value: Json) -> None:
+def test_value_equals_itself(value: Json) -> None:
     assert list(differences(value, value)) == []
 
 
@@ -76,7 +76,7 @@ def test_a_value_does_not_differ_from_itself(value: Json) -> None:
         ({"status": 500, "error": "attempt to x"}, {"status": 200}, ["error", "status"], Level.MUST),
     ],
 )
-def test_what_differs_is_named_and_only_wording_is_a_should(
+def test_differences_are_named_and_only_wording_is_a_should(
     expected: Json, found: Json, paths: list[str], level: Level | None
 ) -> None:
     assert [path for path, *_ in differences(expected, found)] == paths
@@ -85,12 +85,12 @@ def test_what_differs_is_named_and_only_wording_is_a_should(
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
-def test_words_come_back(words: list[bytes]) -> None:
+def test_bytes_tensors_round_trip(words: list[bytes]) -> None:
     assert unpacked("BYTES", packed("BYTES", words)) == [word.decode("latin-1") for word in words]
 
 
 @pytest.mark.parametrize("datatype", [each for each in repository.TYPES if each != "BYTES"])
-def test_numbers_come_back(datatype: str) -> None:
+def test_numeric_tensors_round_trip(datatype: str) -> None:
     values = [True, False] if datatype == "BOOL" else [0, 1, 2]
     data = packed(datatype, values)
     assert unpacked(datatype, data) == values
@@ -106,7 +106,7 @@ def test_a_repository_is_written_once(tmp_path: Path) -> None:
         repository.write(tmp_path / "models")
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(UserError, match=r"file.* cannot be written: Not a directory"):
@@ -119,7 +119,7 @@ def test_every_check_has_its_own_name_and_models_of_the_repository() -> None:
     assert {name for check in checks for name in check.models} <= set(repository.MODELS)
 
 
-def test_nothing_is_recorded_that_no_check_asks() -> None:
+def test_every_recorded_answer_belongs_to_a_check() -> None:
     recorded = command.recorded()["checks"]
     assert set(recorded) <= {check.name for check in all_checks()}
 
@@ -148,7 +148,7 @@ NONSENSE: dict[str, Handler] = {
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_a_server_that_answers_nonsense_is_found_out(kind: str) -> None:
+def test_nonsense_answers_are_deviations(kind: str) -> None:
     results = asyncio.run(_results(NONSENSE[kind], generic.checks()))
     deviating = [each for each in results if each.verdict is Verdict.DEVIATES and each.level is Level.MUST]
     assert len(deviating) > len(results) // 4
@@ -156,7 +156,7 @@ def test_a_server_that_answers_nonsense_is_found_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_the_suites_own_checks_survive_nonsense(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_do_not_crash_on_nonsense_answers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(delay_s: float, result: None = None) -> None:
         return None
 
@@ -170,13 +170,13 @@ def _refuses(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused", request=request)
 
 
-def test_a_server_that_is_gone_is_said_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_reported_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "BACK_TIMEOUT_S", 0)
     results = asyncio.run(_results(_refuses, generic.checks()[:2]))
     assert {each.verdict for each in results} == {Verdict.SKIPPED}
 
 
-def test_a_model_that_the_server_does_not_have_is_said_instead_of_what_follows() -> None:
+def test_missing_model_is_reported_with_the_ready_ones() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v2":
             return httpx.Response(200, json={"name": "some", "extensions": []})
@@ -192,7 +192,7 @@ def test_a_model_that_the_server_does_not_have_is_said_instead_of_what_follows()
         asyncio.run(main())
 
 
-def test_what_forebay_means_to_do_otherwise_is_told_from_what_it_does_not() -> None:
+def test_intended_differences_are_distinguished_from_deviations() -> None:
     name, why = next(iter(DIFFERENCES.items()))
     given = [
         Result(name, Verdict.DEVIATES, Level.MUST),
@@ -211,7 +211,7 @@ def test_what_forebay_means_to_do_otherwise_is_told_from_what_it_does_not() -> N
     assert "1 passed · 1 MUST and 0 SHOULD deviate" in stream.getvalue()
 
 
-def test_outputs_whose_parameters_are_null_have_their_data_in_the_json() -> None:
+def test_output_with_null_parameters_has_its_data_in_the_json() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [1], "data": [7.0], "parameters": None}
     body = json.dumps({"model_name": "m", "outputs": [output]}).encode()
     assert Answer(200, {}, body).inferred()["outputs"] == [output]
@@ -244,13 +244,13 @@ def _asked_of(answers: int) -> tuple[list[int], str]:
         return asyncio.run(main())
 
 
-def test_a_kept_connection_that_the_server_has_closed_is_no_finding_and_a_new_one_is() -> None:
+def test_only_closing_a_new_connection_is_an_error() -> None:
     assert _asked_of(1) == ([200, 200], "")
     assert _asked_of(0) == ([], "RemoteProtocolError")
 
 
 @pytest.mark.parametrize("name", ["model_repository", "model_repository_extension"])
-def test_an_extension_is_claimed_by_either_of_its_names(name: str) -> None:
+def test_extension_is_claimed_by_either_of_its_names(name: str) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(base_url="http://server") as http:
             generic.claims(Server(http, extensions=[name]), "model_repository")

@@ -1,4 +1,4 @@
-"""What the demo's models of speech do without weights: files into samples and back, text into sounds."""
+"""Speech models of the demo without weights: decoding and encoding of audio files, text to phonemes."""
 
 import struct
 import sys
@@ -58,7 +58,7 @@ def coded(encoding: ModuleType, format: str, pieces: list[np.ndarray[Any, Any]])
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "aac"])
-def test_a_file_that_is_written_in_pieces_is_read_back(audio: ModuleType, encoding: ModuleType, format: str) -> None:
+def test_audio_encoded_in_pieces_decodes_again(audio: ModuleType, encoding: ModuleType, format: str) -> None:
     samples = audio.decode(coded(encoding, format, [tone(0.7), tone(0.5), tone(0.3)]), 60)
     assert samples.dtype == np.float32
     assert 1.4 < samples.size / audio.RATE_HZ < 1.7
@@ -70,7 +70,7 @@ def test_pcm_has_the_rate_that_clients_expect(encoding: ModuleType) -> None:
     assert abs(len(coded(encoding, "pcm", [tone(0.5), tone(0.5)])) / 2 - 24_000) < 100
 
 
-def test_a_wav_file_of_unknown_length_says_so(encoding: ModuleType) -> None:
+def test_streamed_wav_header_marks_the_length_as_unknown(encoding: ModuleType) -> None:
     file = coded(encoding, "wav", [tone(0.1)])
     riff, size, kind = struct.unpack_from("<4sI4s", file)
     assert (riff, size, kind, file[36:40]) == (b"RIFF", 0xFFFFFFFF, b"WAVE", b"data")
@@ -90,19 +90,19 @@ def test_a_wav_file_of_unknown_length_says_so(encoding: ModuleType) -> None:
         b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"></MPD>',
     ],
 )
-def test_what_is_no_audio_is_refused_and_nothing_else_is_opened(audio: ModuleType, file: bytes) -> None:
+def test_non_audio_and_playlists_are_rejected(audio: ModuleType, file: bytes) -> None:
     with pytest.raises(audio.AudioError, match="not audio"):
         audio.decode(file, 60)
 
 
-def test_audio_that_is_too_long_is_refused(audio: ModuleType, encoding: ModuleType) -> None:
+def test_too_long_audio_is_rejected(audio: ModuleType, encoding: ModuleType) -> None:
     file = coded(encoding, "mp3", [tone(10)] * 3)
     assert audio.decode(file, 31).size > 29 * audio.RATE_HZ
     with pytest.raises(audio.AudioError, match="longer than 20 s"):
         audio.decode(file, 20)
 
 
-def test_a_file_of_one_sample_a_second_is_too_long_before_it_fills_the_memory(
+def test_audio_of_one_sample_a_second_is_rejected_before_it_fills_memory(
     audio: ModuleType, encoding: ModuleType
 ) -> None:
     file = encoding.wav_head(1) + bytes(1 << 20)
@@ -110,12 +110,12 @@ def test_a_file_of_one_sample_a_second_is_too_long_before_it_fills_the_memory(
         audio.decode(file, 60)
 
 
-def test_a_file_without_sound_is_refused(audio: ModuleType, encoding: ModuleType) -> None:
+def test_empty_audio_is_rejected(audio: ModuleType, encoding: ModuleType) -> None:
     with pytest.raises(audio.AudioError):
         audio.decode(coded(encoding, "wav", []), 60)
 
 
-def test_a_damaged_file_gives_what_can_be_read(audio: ModuleType, encoding: ModuleType) -> None:
+def test_damaged_audio_is_decoded_as_far_as_possible(audio: ModuleType, encoding: ModuleType) -> None:
     file = bytearray(coded(encoding, "mp3", [tone(2)] * 2))
     file[8000:8400] = b"\xff" * 400
     assert audio.decode(bytes(file), 60).size > 2 * audio.RATE_HZ
@@ -133,11 +133,11 @@ def test_a_damaged_file_gives_what_can_be_read(audio: ModuleType, encoding: Modu
         ("", ""),
     ],
 )
-def test_texts_become_sentences(phonemes: Any, text: str, ends: str) -> None:
+def test_text_is_split_into_sentences(phonemes: Any, text: str, ends: str) -> None:
     assert "".join(sentence[-1] for sentence in phonemes.sentences(text)) == ends
 
 
-def test_marks_within_a_sentence_are_kept_and_long_sentences_are_cut(phonemes: Any) -> None:
+def test_punctuation_is_kept_and_long_sentences_are_split(phonemes: Any) -> None:
     (sentence,) = phonemes.sentences("Try again; fail better, then stop.")
     assert "".join(each for each in sentence if each in ";,.") == ";,."
     long = list(phonemes.sentences("word " * 800))

@@ -1,4 +1,4 @@
-"""`forebay repository demo`: what it writes, what it leaves alone, and what it does not take."""
+"""`forebay repository demo`: what it writes, what it leaves alone, and what it rejects."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_a_model_is_its_files_and_those_that_are_fetched_or_made(tmp_path: Path, home: Path, part: Part) -> None:
+def test_written_model_has_packaged_downloaded_and_generated_files(tmp_path: Path, home: Path, part: Part) -> None:
     def make(target: Path, sources: Sequence[Path]) -> None:
         target.write_bytes(sources[0].read_bytes()[::-1])
 
@@ -53,7 +53,7 @@ def test_a_model_is_its_files_and_those_that_are_fetched_or_made(tmp_path: Path,
     }  # fmt: skip
 
 
-def test_files_that_are_there_are_left_alone(tmp_path: Path, home: Path, part: Part) -> None:
+def test_existing_files_are_left_alone(tmp_path: Path, home: Path, part: Part) -> None:
     folder = tmp_path / "file-type"
     (folder / "1").mkdir(parents=True)
     for name in ("config.pbtxt", "1/weights.bin"):
@@ -66,7 +66,7 @@ def test_files_that_are_there_are_left_alone(tmp_path: Path, home: Path, part: P
 @pytest.mark.parametrize(
     ("change", "said"), [({"sha256": "0" * 64}, "SHA-256 is"), ({"inside": "nothing"}, "no such file")]
 )
-def test_a_file_that_is_not_the_right_one_is_not_taken(
+def test_download_with_the_wrong_content_is_rejected(
     change: dict[str, str], said: str, tmp_path: Path, home: Path, part: Part
 ) -> None:
     model = replace(DEMO["file-type"], files={"1/weights.bin": replace(part, **change)})
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_the_right_one_is_not_taken(
     assert not (tmp_path / "file-type" / "config.pbtxt").exists(), "a server would take it for a model"
 
 
-def test_what_cannot_be_made_leaves_no_file_behind(tmp_path: Path, home: Path) -> None:
+def test_failed_generation_leaves_no_file_behind(tmp_path: Path, home: Path) -> None:
     def make(target: Path, _: Sequence[Path]) -> None:
         target.write_bytes(b"half")
         raise ImportError("no such package")
@@ -85,7 +85,7 @@ def test_what_cannot_be_made_leaves_no_file_behind(tmp_path: Path, home: Path) -
     assert [each.name for each in (tmp_path / "file-type" / "1").iterdir()] == [f"a.bin{DRAFT}"]
 
 
-def test_models_bring_those_that_they_use() -> None:
+def test_models_include_their_dependencies() -> None:
     models = {
         "both": DemoModel("both", "", "", uses=("one", "two")),
         "one": DemoModel("one", "", "", uses=("two",)),
@@ -99,7 +99,7 @@ def test_models_bring_those_that_they_use() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DEMO))
-def test_every_model_of_the_demo_is_one_and_says_its_task(name: str, tmp_path: Path, home: Path) -> None:
+def test_every_demo_model_is_valid_and_declares_its_task(name: str, tmp_path: Path, home: Path) -> None:
     model = DEMO[name]
     (tmp_path / name / "1").mkdir(parents=True)  # of which the weights are the only file, it may be
     write(replace(model, files={}), tmp_path, home, quiet)
@@ -112,7 +112,7 @@ def test_every_model_of_the_demo_is_one_and_says_its_task(name: str, tmp_path: P
     assert bool(model.extra) or not model.needs
 
 
-def test_the_recommender_finds_what_users_of_the_same_taste_use(tmp_path: Path) -> None:
+def test_recommender_recommends_items_of_similar_users(tmp_path: Path) -> None:
     onnxruntime, _ = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
     tabular.make(tmp_path / "model.onnx", ())
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
@@ -127,7 +127,7 @@ def test_the_recommender_finds_what_users_of_the_same_taste_use(tmp_path: Path) 
     assert (strangers == popular).all()
 
 
-def test_factors_of_the_full_rank_are_the_matrix() -> None:
+def test_full_rank_factorization_reproduces_the_matrix() -> None:
     matrix = np.random.default_rng(1).random((30, 20)).astype(np.float32)
     users, items = tabular.factors(matrix, 20)
     assert np.allclose(users @ items, matrix, atol=1e-4)
@@ -148,7 +148,7 @@ def cli(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     return run
 
 
-def test_the_command_lists_writes_and_says_what_there_is(
+def test_command_lists_and_writes_models(
     cli: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:
     listed = cli("demo", "--list").stdout

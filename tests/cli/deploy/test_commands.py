@@ -1,4 +1,4 @@
-"""`forebay deploy`, `rollout` and `apply` against an API that answers as told: what is sent, shown, and advised."""
+"""`forebay deploy`, `rollout` and `apply` against a scripted API: what is sent and printed, and the hints."""
 
 import json
 import threading
@@ -126,7 +126,7 @@ def refused(*words: str) -> UserError:
 DEPLOY = "POST /v1/models/chat/deploy"
 
 
-def test_deploy_sends_what_was_said_and_says_how_to_watch_it(api: Api) -> None:
+def test_deploy_sends_its_options_and_prints_the_watch_command(api: Api) -> None:
     api.answers[DEPLOY] = [(200, ROLLOUT)]
     done = run("deploy", "chat", "--revision", "champion", "--plan", "ab", "--why", "faster", "--unchecked")
 
@@ -137,7 +137,7 @@ def test_deploy_sends_what_was_said_and_says_how_to_watch_it(api: Api) -> None:
     assert "chat:3" in done.stdout
 
 
-def test_a_plan_file_is_checked_here_and_sent_as_it_is(api: Api, tmp_path: Path) -> None:
+def test_plan_file_is_validated_locally_and_sent_unchanged(api: Api, tmp_path: Path) -> None:
     api.answers[DEPLOY] = [(200, ROLLOUT)]
     plan = tmp_path / "plan.yaml"
     plan.write_text("steps: [{share: 0.1, time_s: 60}]\n")
@@ -152,9 +152,7 @@ def test_a_plan_file_is_checked_here_and_sent_as_it_is(api: Api, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("end", "code"), [(DONE, 0), (BACK, 1), (replace(DONE, phase=Phase.JUDGED), 0)])
-def test_deploy_can_wait_for_the_end_and_says_by_its_exit_code_which_it_was(
-    api: Api, end: RolloutDocument, code: int
-) -> None:
+def test_deploy_wait_exit_code_reports_the_outcome(api: Api, end: RolloutDocument, code: int) -> None:
     api.answers[DEPLOY] = [(200, replace(ROLLOUT, phase=Phase.STARTING))]
     api.answers["GET /v1/rollouts/chat:3"] = [(200, ROLLOUT), (200, ROLLOUT), (200, end)]
     done = run("deploy", "chat", "-r", "r-1", "--wait")
@@ -168,7 +166,7 @@ def test_deploy_can_wait_for_the_end_and_says_by_its_exit_code_which_it_was(
     assert end.why in done.stdout
 
 
-def test_as_json_the_only_output_is_how_it_ended(api: Api) -> None:
+def test_json_output_is_only_the_outcome(api: Api) -> None:
     api.answers[DEPLOY], api.answers["GET /v1/rollouts/chat:3"] = [(200, ROLLOUT)], [(200, DONE)]
     done = run("deploy", "chat", "-r", "r-1", "--wait", "--json")
 
@@ -176,7 +174,7 @@ def test_as_json_the_only_output_is_how_it_ended(api: Api) -> None:
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "promote", "abort"])
-def test_a_command_finds_the_rollout_of_a_model_or_takes_its_id(api: Api, command: str) -> None:
+def test_rollout_commands_accept_a_model_or_an_id(api: Api, command: str) -> None:
     api.answers["GET /v1/rollouts"] = [(200, Rollouts((ROLLOUT,)))]
     api.answers[f"POST /v1/rollouts/chat:3/{command}"] = [(200, ROLLOUT)]
     for target in ("chat", "chat:3"):
@@ -186,7 +184,7 @@ def test_a_command_finds_the_rollout_of_a_model_or_takes_its_id(api: Api, comman
     assert api.asked == [("GET", "/v1/rollouts?model=chat&ended=false", None, None), sent, sent]
 
 
-def test_without_a_rollout_a_command_says_where_past_ones_are(api: Api) -> None:
+def test_error_without_a_rollout_points_to_past_ones(api: Api) -> None:
     api.answers["GET /v1/rollouts"] = [(200, Rollouts(()))]
 
     assert "forebay rollout history chat" in str(refused("rollout", "abort", "chat"))
@@ -194,9 +192,7 @@ def test_without_a_rollout_a_command_says_where_past_ones_are(api: Api) -> None:
     assert "No rollout has ended" in run("rollout", "history").stdout
 
 
-def test_where_there_is_no_terminal_watching_prints_a_line_for_each_change(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_without_a_terminal_prints_a_line_per_change(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     down: Answer = (503, {"error": {"message": "No.", "code": "store_unavailable"}})
     api.answers["GET /v1/rollouts"] = [
         (200, Rollouts((ROLLOUT,))),
@@ -217,7 +213,7 @@ def test_where_there_is_no_terminal_watching_prints_a_line_for_each_change(
     assert done.stdout.splitlines() == [view.line(ROLLOUT), "No. [store_unavailable] (HTTP 503)", view.line(DONE)]
 
 
-def test_status_and_history_show_what_there_is(api: Api) -> None:
+def test_rollout_status_and_history_are_shown(api: Api) -> None:
     api.answers["GET /v1/rollouts"] = [(200, Rollouts((ROLLOUT, BACK)))]
 
     assert f"comparing, {STEP}, 9 min left" in run("rollout", "status", "chat").stdout
@@ -231,7 +227,7 @@ def test_status_and_history_show_what_there_is(api: Api) -> None:
     assert run("rollout", "history", "--json").exit_code == 0
 
 
-def test_apply_shows_the_difference_and_what_follows(api: Api, tmp_path: Path) -> None:
+def test_apply_shows_the_changes_and_their_effects(api: Api, tmp_path: Path) -> None:
     file = tmp_path / "forebay.yaml"
     file.write_text("name: x\n")
     changes = (Change("a", "1", "2"), Change("b", "nothing", "3"), Change("c", "4", "nothing"))
@@ -252,7 +248,7 @@ def test_apply_shows_the_difference_and_what_follows(api: Api, tmp_path: Path) -
     ]
 
 
-def test_a_file_that_is_refused_ends_with_all_that_is_wrong(api: Api, tmp_path: Path) -> None:
+def test_rejected_file_prints_all_its_problems(api: Api, tmp_path: Path) -> None:
     file = tmp_path / "forebay.yaml"
     file.write_text("name: x\n")
     api.answers["POST /v1/apply"] = [(422, Reloaded(("what was sent: 1 problem", "   line 1  bad")))]
@@ -263,9 +259,7 @@ def test_a_file_that_is_refused_ends_with_all_that_is_wrong(api: Api, tmp_path: 
     assert "UTF-8" in str(refused("apply", "-f", str(file)))
 
 
-def test_the_key_comes_from_a_file_or_from_the_environment(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_comes_from_a_file_or_the_environment(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api.answers["GET /v1/rollouts"] = [(200, Rollouts(()))]
     monkeypatch.setenv("FOREBAY_ADMIN_TOKEN", "fb-environment")
     (tmp_path / "token").write_text("fb-file\n")
@@ -290,7 +284,7 @@ def test_the_key_comes_from_a_file_or_from_the_environment(
         (409, "conflict", "", "[conflict] (HTTP 409)"),
     ],
 )
-def test_a_refusal_says_what_to_do_next(
+def test_rejection_says_what_to_do_next(
     api: Api, monkeypatch: pytest.MonkeyPatch, *, status: int, code: str, key: str, says: str
 ) -> None:
     api.answers[DEPLOY] = [(status, {"error": {"message": "No.", "code": code}})]
@@ -303,7 +297,7 @@ def test_a_refusal_says_what_to_do_next(
 
 
 @pytest.mark.parametrize(("status", "answer"), [(200, {"hello": 1}), (404, "page"), (500, [])])
-def test_something_else_at_that_address_is_told_from_a_cluster(api: Api, status: int, answer: object) -> None:
+def test_other_server_at_the_address_is_recognized(api: Api, status: int, answer: object) -> None:
     api.answers["GET /v1/rollouts"] = [(status, answer)]
     error = refused("rollout", "status")
 
@@ -311,7 +305,7 @@ def test_something_else_at_that_address_is_told_from_a_cluster(api: Api, status:
     assert error.exit_code == 3
 
 
-def test_without_a_cluster_or_a_plan_the_command_says_so(api: Api) -> None:
+def test_missing_cluster_or_plan_is_an_error(api: Api) -> None:
     assert refused("rollout", "status", "--url", "http://127.0.0.1:9").exit_code == 3
     assert "canary, blue-green, shadow, ab" in str(refused("deploy", "chat", "-r", "r-1", "--plan", "canry"))
 
@@ -324,7 +318,7 @@ def shown(it: RolloutDocument, columns: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_rollout_fits_a_terminal_and_says_where_it_is_and_what_is_lacking(columns: int) -> None:
+def test_rollout_view_fits_a_terminal_with_progress_and_missing_conditions(columns: int) -> None:
     text = shown(ROLLOUT, columns)
 
     assert all(len(line) <= columns for line in text.splitlines())
@@ -341,7 +335,7 @@ def test_a_rollout_fits_a_terminal_and_says_where_it_is_and_what_is_lacking(colu
     assert "…" not in text
 
 
-def test_what_is_shown_follows_what_a_rollout_is() -> None:
+def test_rollout_view_depends_on_kind_and_phase() -> None:
     assert "paused" in shown(replace(ROLLOUT, paused=True, time_left_s=None), 120)
     assert "are copied to it" in shown(replace(ROLLOUT, kind=Kind.SHADOW, mirrored=0.2, share=0.0), 120)
     starting = shown(replace(ROLLOUT, phase=Phase.STARTING, samples=0), 120)
@@ -359,11 +353,11 @@ def test_what_is_shown_follows_what_a_rollout_is() -> None:
     ("seconds", "words"),
     [(None, "?"), (0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 d")],
 )
-def test_times_are_told_in_the_unit_that_fits(seconds: float | None, words: str) -> None:
+def test_times_are_shown_in_a_fitting_unit(seconds: float | None, words: str) -> None:
     assert view.span(seconds) == words
 
 
-def test_ctrl_c_leaves_the_rollout_going_on_and_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_watching_leaves_the_rollout_running(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.answers[DEPLOY] = [(200, ROLLOUT)]
 
     def interrupted(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`forebay keys`: a key is shown once, what is kept of it opens the door, and every mistake says what to do."""
+"""`forebay keys`: a key is shown once, its stored hash authenticates it, and errors say what to do."""
 
 import json
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def refused(run: Run, *words: str) -> UserError:
     return done.exception
 
 
-def test_only_the_new_key_is_on_standard_output_and_it_is_accepted(run: Run) -> None:
+def test_create_prints_only_the_valid_key_on_stdout(run: Run) -> None:
     done = run("create", "--tenant", "team-a")
 
     assert done.exit_code == 0
@@ -68,7 +68,7 @@ def test_only_the_new_key_is_on_standard_output_and_it_is_accepted(run: Run) -> 
     assert done.stdout.strip() not in done.stderr
 
 
-def test_nothing_that_is_kept_or_listed_holds_a_secret(run: Run) -> None:
+def test_key_file_and_list_contain_no_secret(run: Run) -> None:
     key_id, key = made(run, "--tenant", "ops")
     secret = key[12:]
 
@@ -77,7 +77,7 @@ def test_nothing_that_is_kept_or_listed_holds_a_secret(run: Run) -> None:
         assert secret not in shown
 
 
-def test_the_list_says_whose_keys_there_are_and_which_are_good(run: Run) -> None:
+def test_list_shows_owners_and_states_of_keys(run: Run) -> None:
     good, _ = made(run, "--tenant", "team-a", "--expires", "90d")
     ended, _ = made(run, "--tenant", "ops")
     run("revoke", ended)
@@ -93,12 +93,12 @@ def test_the_list_says_whose_keys_there_are_and_which_are_good(run: Run) -> None
     assert all(word in table for word in (good, "team-a", ended, "revoked", "never"))
 
 
-def test_without_keys_the_list_is_empty(run: Run) -> None:
+def test_list_without_keys_is_empty(run: Run) -> None:
     assert json.loads(run("list", "--json").stdout) == []
     assert "forebay keys create" in run("list").stdout
 
 
-def test_a_revoked_key_is_over_and_stays_so(run: Run) -> None:
+def test_revoked_key_stays_invalid(run: Run) -> None:
     key_id, key = made(run, "--tenant", "ops")
     assert run("revoke", key_id).exit_code == 0
     before = Path(KEYS).read_bytes()
@@ -108,7 +108,7 @@ def test_a_revoked_key_is_over_and_stays_so(run: Run) -> None:
     assert Path(KEYS).read_bytes() == before
 
 
-def test_a_rotated_key_is_replaced_by_one_with_the_same_lifetime(run: Run) -> None:
+def test_rotated_key_keeps_its_lifetime(run: Run) -> None:
     key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
     done = run("rotate", key_id)
 
@@ -122,7 +122,7 @@ def test_a_rotated_key_is_replaced_by_one_with_the_same_lifetime(run: Run) -> No
     assert second.expires - second.created == pytest.approx(7200)
 
 
-def test_with_an_overlap_both_keys_are_valid_for_a_while(run: Run) -> None:
+def test_rotation_with_overlap_keeps_both_keys_valid(run: Run) -> None:
     key_id, old = made(run, "--tenant", "ops", "--expires", "2h")
     done = run("rotate", key_id, "--overlap", "1h")
 
@@ -134,7 +134,7 @@ def test_with_an_overlap_both_keys_are_valid_for_a_while(run: Run) -> None:
     assert read_keys(Path(KEYS))[1].expires == second.expires, "an overlap makes no key last longer"
 
 
-def test_the_file_may_be_elsewhere(run: Run, tmp_path: Path) -> None:
+def test_key_file_location_is_configurable(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(FILE.replace("auth: keys", "auth: keys, keys_file: secrets/k.json"))
     made(run, "--tenant", "ops", "--file", "other.yaml")
 
@@ -154,7 +154,7 @@ def test_the_file_may_be_elsewhere(run: Run, tmp_path: Path) -> None:
         (("create", "--tenant", "ops", "--file", "none.yaml"), "no such file", 1),
     ],
 )
-def test_a_mistake_says_what_to_do(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
+def test_errors_say_what_to_do(run: Run, words: tuple[str, ...], says: str, code: int) -> None:
     error = refused(run, *words)
 
     assert says in str(error)
@@ -162,7 +162,7 @@ def test_a_mistake_says_what_to_do(run: Run, words: tuple[str, ...], says: str, 
     assert not Path(KEYS).exists()
 
 
-def test_a_key_that_has_ended_is_not_rotated(run: Run) -> None:
+def test_revoked_key_is_not_rotated(run: Run) -> None:
     key_id, _ = made(run, "--tenant", "ops")
     run("revoke", key_id)
 
@@ -171,7 +171,7 @@ def test_a_key_that_has_ended_is_not_rotated(run: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [("list",), ("create", "--tenant", "ops"), ("revoke", "aaaaaaaa")])
-def test_a_broken_file_is_named_and_kept(run: Run, words: tuple[str, ...]) -> None:
+def test_corrupt_key_file_is_named_and_kept(run: Run, words: tuple[str, ...]) -> None:
     Path(KEYS).parent.mkdir(parents=True)
     Path(KEYS).write_text("{")
 
@@ -179,18 +179,18 @@ def test_a_broken_file_is_named_and_kept(run: Run, words: tuple[str, ...]) -> No
     assert Path(KEYS).read_text() == "{"
 
 
-def test_the_demo_has_no_tenants_and_says_how_to_have_some(run: Run, tmp_path: Path) -> None:
+def test_demo_without_tenants_says_how_to_add_some(run: Run, tmp_path: Path) -> None:
     (tmp_path / "forebay.yaml").unlink()
 
     assert "gateway.auth: keys" in str(refused(run, "create", "--tenant", "ops"))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
-def test_times_are_written_short(text: str, seconds: int) -> None:
+def test_times_are_formatted_short(text: str, seconds: int) -> None:
     assert duration_s(text, "--x") == seconds
 
 
-def test_a_time_beyond_what_can_be_shown_makes_no_key(run: Run) -> None:
+def test_expiry_out_of_range_creates_no_key(run: Run) -> None:
     assert "100 years" in str(refused(run, "create", "--tenant", "ops", "--expires", "999999999d"))
     assert run("list").exit_code == 0
 
@@ -215,14 +215,14 @@ def test_an_admin_key_identifies_its_holder_and_is_not_accepted_by_gateways(run:
     assert f"admin API: {role}" in run("list").stdout
 
 
-def test_without_a_name_it_is_that_of_the_account(run: Run) -> None:
+def test_admin_key_name_defaults_to_the_account(run: Run) -> None:
     verdict = caller(run("create", "--admin", "viewer").stdout.strip())
 
     assert isinstance(verdict, Caller)
     assert verdict.name == account()
 
 
-def test_such_a_key_is_revoked_and_replaced_like_any_other(run: Run) -> None:
+def test_admin_key_is_rotated_and_revoked_like_any_other(run: Run) -> None:
     old = run("create", "--admin", "operator", "--name", "bob", "--expires", "2h").stdout.strip()
     new = run("rotate", old[3:11]).stdout.strip()
 
@@ -242,7 +242,7 @@ def test_such_a_key_is_revoked_and_replaced_like_any_other(run: Run) -> None:
         (("create", "--admin", "viewer", "--name", "a b"), "letters, digits"),
     ],
 )
-def test_what_such_a_key_cannot_be_is_said(run: Run, words: tuple[str, ...], says: str) -> None:
+def test_invalid_create_options_are_usage_errors(run: Run, words: tuple[str, ...], says: str) -> None:
     error = refused(run, *words)
 
     assert says in str(error)

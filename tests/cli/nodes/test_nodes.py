@@ -1,4 +1,4 @@
-"""`forebay nodes`, `drain` and `undrain` against an API that answers as told: what is sent, shown, and advised."""
+"""`forebay nodes`, `drain` and `undrain` against a scripted API: what is sent and printed, and the hints."""
 
 import io
 from dataclasses import replace
@@ -61,7 +61,7 @@ def shown(*nodes: Standing) -> str:
     return capture.get()
 
 
-def test_every_device_is_shown_with_what_is_wrong_and_what_helps() -> None:
+def test_every_device_is_shown_with_its_problem_and_remedy() -> None:
     text = shown(NODE, DRAINING)
     for words in (
         "GPU-a    healthy      NVIDIA H100  1.0/80.0 GiB   42%  61 °C  310 W",
@@ -83,13 +83,13 @@ def test_every_device_is_shown_with_what_is_wrong_and_what_helps() -> None:
     assert "replicas: none" in shown(DRAINED)
 
 
-def test_nodes_are_shown_or_printed_as_they_are(api: Api) -> None:
+def test_nodes_are_shown_as_table_or_json(api: Api) -> None:
     api.answers["GET /v1/nodes"] = [(200, NodeDocuments((NODE,)))]
     assert "GPU-a" in run("nodes").stdout
     assert msgspec.json.decode(run("nodes", "--json").stdout, type=NodeDocuments) == NodeDocuments((NODE,))
 
 
-def test_drain_sends_what_was_said_and_can_wait_until_nothing_is_left(api: Api) -> None:
+def test_drain_sends_its_options_and_waits_until_the_node_is_empty(api: Api) -> None:
     api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
     fewer = replace(DRAINING, replicas=("chat-1",))
     api.answers["GET /v1/nodes"] = [(200, NodeDocuments((each, NODE))) for each in (DRAINING, fewer, DRAINED)]
@@ -106,9 +106,7 @@ def test_drain_sends_what_was_said_and_can_wait_until_nothing_is_left(api: Api) 
 STUCK = NodeDocuments((DRAINING,), (PLACED,))
 
 
-def test_draining_by_force_says_what_stays_and_why_and_ends_with_its_time(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forced_drain_reports_stuck_replicas_and_times_out(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("forebay.cli.nodes.work.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("forebay.cli.nodes.work.time.sleep", lambda _: clock.__setitem__(0, clock[0] + 20.0))
@@ -132,7 +130,7 @@ def test_draining_by_force_says_what_stays_and_why_and_ends_with_its_time(
     assert msgspec.json.decode(done.stdout, type=Standing) == DRAINING
 
 
-def test_on_a_terminal_it_is_seen_that_it_still_waits(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_shows_progress_on_a_terminal(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     monkeypatch.setattr("forebay.cli.settings.screen", lambda stderr=False: console)
     api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
@@ -150,7 +148,7 @@ def test_a_timeout_needs_wait(api: Api) -> None:
     assert api.asked == []
 
 
-def test_waiting_is_left_with_ctrl_c_and_the_node_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_waiting_leaves_the_node_draining(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -162,14 +160,14 @@ def test_waiting_is_left_with_ctrl_c_and_the_node_goes_on(api: Api, monkeypatch:
     assert "a is still draining" in done.stderr
 
 
-def test_undrain_is_of_a_node_or_of_a_device(api: Api) -> None:
+def test_undrain_accepts_a_node_or_a_device(api: Api) -> None:
     api.answers["POST /v1/nodes/a/undrain"] = [(200, NODE)]
     assert run("undrain", "a").exit_code == 0
     assert run("undrain", "a", "--device", "GPU-b", "--why", "reseated", "--json").exit_code == 0
     assert [asked[2] for asked in api.asked] == [{"why": ""}, {"why": "reseated", "device": "GPU-b"}]
 
 
-def test_a_refusal_comes_with_its_arithmetic(api: Api) -> None:
+def test_rejected_drain_shows_the_capacity_calculation(api: Api) -> None:
     message = "a is not drained: what runs there fits nowhere else\n  chat-0: needs 16 GiB, b has 12"
     api.answers["POST /v1/nodes/a/drain"] = [(409, {"error": {"message": message, "code": "conflict"}})]
     assert "chat-0: needs 16 GiB, b has 12" in str(refused("drain", "a"))

@@ -1,4 +1,4 @@
-"""What the files of a model say about it when it is registered."""
+"""Metadata that model files yield when they are registered."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ def gguf(path: Path) -> Path:
     return path
 
 
-def test_a_gguf_file_says_its_precision_context_and_licence(tmp_path: Path) -> None:
+def test_gguf_file_yields_precision_context_and_licence(tmp_path: Path) -> None:
     assert facts_of(gguf(tmp_path / "m.gguf")) == {"precision": "Q4_1", "context_tokens": "2048", "licence": "mit"}
 
 
@@ -49,19 +49,19 @@ def test_a_gguf_file_says_its_precision_context_and_licence(tmp_path: Path) -> N
         ([], {}),
     ],
 )
-def test_a_folder_says_what_its_configuration_does(tmp_path: Path, config: object, found: dict[str, str]) -> None:
+def test_folder_yields_the_facts_of_its_configuration(tmp_path: Path, config: object, found: dict[str, str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert facts_of(tmp_path) == found
 
 
-def test_a_model_card_is_named_with_the_licence_in_front_of_it(tmp_path: Path) -> None:
+def test_model_card_and_its_licence_are_found(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(CARD)
     assert facts_of(tmp_path) == {"licence": "apache-2.0", "card": "README.md"}
     (tmp_path / "README.md").write_text("# A model\nlicense: none\n" + "x" * CARD_BYTES_MAX)
     assert facts_of(tmp_path) == {"card": "README.md"}
 
 
-def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_files_yield_no_facts(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     (tmp_path / "m.onnx").write_bytes(b"")
     for name in ("m.gguf", "m.onnx", "none"):

@@ -1,4 +1,4 @@
-"""`forebay registry` and `forebay history`: what people type and see, and what the cluster file makes of it."""
+"""`forebay registry` and `forebay history`: input and output, and how cluster files refer to the registry."""
 
 import base64
 import json
@@ -71,7 +71,7 @@ def prepared() -> Artifact:
     return prepare_models(cluster, Path(".forebay"), lambda _: lambda *_: None)["embed"]
 
 
-def test_a_model_goes_from_a_folder_to_being_served_through_approval_and_an_alias(run: Run) -> None:
+def test_model_is_added_approved_aliased_and_served(run: Run) -> None:
     done = said(run("ann", "registry", "add", "embed", "model", "--set", "engine.threads=2", "--meta", "licence=mit"))
     id = json.loads(run("ann", "registry", "list", "--json").stdout)[0]["revision"]["id"]
     assert f"embed@{id} is pending: 1 approval of 1 missing, by someone other than ann." in done
@@ -102,7 +102,7 @@ def test_a_model_goes_from_a_folder_to_being_served_through_approval_and_an_alia
     assert len(json.loads(run("ann", "history", "model/embed", "--last", "2", "--json").stdout)) == 2
 
 
-def test_what_was_tampered_with_is_found_by_the_command_and_never_served(run: Run) -> None:
+def test_modified_model_is_detected_and_never_served(run: Run) -> None:
     id = added(run)
     said(run("ann", "registry", "alias", f"embed@{id}", "champion"))
     said(run("bob", "registry", "approve", f"embed@{id}"))
@@ -120,7 +120,7 @@ def test_what_was_tampered_with_is_found_by_the_command_and_never_served(run: Ru
         prepared()
 
 
-def test_settings_of_the_cluster_file_that_differ_are_refused(run: Run) -> None:
+def test_conflicting_settings_of_the_cluster_file_are_rejected(run: Run) -> None:
     id = added(run)
     said(run("bob", "registry", "approve", f"embed@{id}"))
     for models, why in [
@@ -142,7 +142,7 @@ def test_settings_of_the_cluster_file_that_differ_are_refused(run: Run) -> None:
                 prepared()
 
 
-def test_with_publishers_a_model_has_to_be_signed(run: Run) -> None:
+def test_publishers_require_a_signature(run: Run) -> None:
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem"], check=True)
     subprocess.run(["openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"], check=True)
     Path("forebay.yaml").write_text(FILE.replace("approvals_min: 1", "publishers: [key.pub]"))
@@ -157,7 +157,7 @@ def test_with_publishers_a_model_has_to_be_signed(run: Run) -> None:
     assert "no one" not in said(run("ann", "registry", "show", "embed@champion"))
 
 
-def test_a_signature_of_openssf_s_program_is_as_good_as_one_of_ours(run: Run) -> None:
+def test_openssf_signature_is_accepted(run: Run) -> None:
     public, bundle = OPENSSF / "p256.pub", OPENSSF / "p256.sig"
     Path("forebay.yaml").write_text(FILE.replace("approvals_min: 1", f"publishers: [{public}]"))
     words = ("registry", "add", "embed", str(OPENSSF / "model"), "--engine", "synthetic", "--task", "embed", "--json")
@@ -173,7 +173,7 @@ def test_a_signature_of_openssf_s_program_is_as_good_as_one_of_ours(run: Run) ->
     assert prepared().engine == "synthetic"
 
 
-def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None:
+def test_same_model_twice_is_one_revision_and_gc_frees_garbage(run: Run) -> None:
     assert added(run) == added(run)
     assert added(run, "--set", "engine.threads=3") != added(run)
     stray = Path(".forebay/registry/blobs/aa")
@@ -203,7 +203,7 @@ def test_the_same_model_twice_is_one_revision_and_garbage_goes(run: Run) -> None
         (["registry", "sign", "embed@x", "--bundle", "b", "--files", "c"], "--files needs --key"),
     ],
 )
-def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:
+def test_errors_are_explained(run: Run, words: list[str], why: str) -> None:
     assert why in str(refused(run("ann", *words)))
 
 
@@ -215,14 +215,14 @@ def test_mistakes_are_explained(run: Run, words: list[str], why: str) -> None:
         ("postgresql://ann@db/forebay?password=secret", "a URL without a password"),
     ],
 )
-def test_a_store_that_is_none_or_tells_its_password_is_refused(run: Run, store: str, allowed: str) -> None:
+def test_invalid_store_url_or_one_with_a_password_is_rejected(run: Run, store: str, allowed: str) -> None:
     Path("forebay.yaml").write_text(f'store: "{store}"\n{FILE}')
     error = str(refused(run("ann", "registry", "list")))
     assert allowed in error
     assert "secret" not in error
 
 
-def test_what_is_registered_encrypted_is_served_from_memory_and_goes_with_the_cluster(run: Run) -> None:
+def test_encrypted_model_is_decrypted_only_in_memory_until_the_cluster_stops(run: Run) -> None:
     key = base64.b64encode(os.urandom(32)).decode()
     Path("wrap.key").write_text(f"{key}\n")
     memory = Path("/dev/shm") / f"forebay-test-{os.getpid()}"

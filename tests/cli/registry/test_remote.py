@@ -1,4 +1,4 @@
-"""`forebay registry --url`: what is said to a cluster that runs elsewhere is what would be done here."""
+"""`forebay registry --url`: commands on a remote cluster behave like local ones."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def run(tmp_path: Path, cluster: Cluster) -> Iterator[Run]:
 
 
 @pytest.mark.slow
-def test_a_revision_is_registered_approved_named_shown_and_checked_from_elsewhere(run: Run, tmp_path: Path) -> None:
+def test_revision_is_added_approved_aliased_shown_and_verified_remotely(run: Run, tmp_path: Path) -> None:
     model = tmp_path / "weights.bin"
     model.write_bytes(b"weights")
     words = ("registry", "add", "chat", str(model), "--engine", "synthetic", "--task", "chat")
@@ -126,7 +126,7 @@ def test_a_revision_is_registered_approved_named_shown_and_checked_from_elsewher
         (("registry", "add", "chat", "/nowhere", "--set", "engine.a=["), "not valid YAML"),
     ],
 )
-def test_what_cannot_be_is_said_as_it_is_here(run: Run, words: tuple[str, ...], says: str) -> None:
+def test_remote_errors_equal_local_ones(run: Run, words: tuple[str, ...], says: str) -> None:
     done = run("eve", Role.VIEWER, *words)
 
     assert isinstance(done.exception, UserError), done.output
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_said_as_it_is_here(run: Run, words: tuple[str, ...], 
         ("0" * 3000, "File name too long"),
     ],
 )
-def test_a_source_that_is_not_there_is_named(run: Run, source: str, says: str) -> None:
+def test_missing_source_is_named(run: Run, source: str, says: str) -> None:
     done = run("bob", Role.OPERATOR, "registry", "add", "chat", source, "--engine", "synthetic")
 
     assert isinstance(done.exception, UserError)
@@ -166,7 +166,7 @@ def signatures(run: Run, name: str) -> list[str]:
     return found
 
 
-def test_a_publisher_signs_from_elsewhere_with_a_key_that_stays_there(run: Run, tmp_path: Path) -> None:
+def test_remote_signing_never_sends_the_private_key(run: Run, tmp_path: Path) -> None:
     name, key = added(run, OPENSSF / "model"), key_file(tmp_path)
     signing = ("registry", "sign", name, "--key", str(key))
 
@@ -189,7 +189,7 @@ def test_a_publisher_signs_from_elsewhere_with_a_key_that_stays_there(run: Run, 
 
 
 @pytest.mark.parametrize("cluster", [SIGNED])
-def test_a_signature_of_openssf_s_program_is_brought_from_elsewhere(run: Run, tmp_path: Path) -> None:
+def test_openssf_signature_is_uploaded(run: Run, tmp_path: Path) -> None:
     name = added(run, OPENSSF / "model")
     signing = ("registry", "sign", name, "--bundle")
 

@@ -1,4 +1,4 @@
-"""What deployments find in a registry: what may be served, by its id or an alias, and its files."""
+"""How deployments find registered revisions: by id or alias, if deployable, with verified files."""
 
 import asyncio
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def added(registry: Registry, folder: Path, model: str = "chat", task: Task = Ta
     return registry.add(what, path, Actor("ann"), lambda *_: None).revision.id
 
 
-def test_a_revision_is_found_once_it_may_be_served_and_brought_here(tmp_path: Path, registry: Registry) -> None:
+def test_deployable_revision_is_found_and_its_files_are_fetched(tmp_path: Path, registry: Registry) -> None:
     cluster = cluster_of(tmp_path)
     shelf, id = shelf_of(cluster, tmp_path), added(registry, tmp_path)
     with pytest.raises(DeployRefused, match=f"chat@{id}: is pending") as caught:
@@ -83,7 +83,7 @@ def test_an_unregistered_revision_is_an_error_with_the_command_that_registers_on
     )
 
 
-def test_files_that_were_tampered_with_are_not_brought_here(tmp_path: Path, registry: Registry) -> None:
+def test_modified_files_are_not_fetched(tmp_path: Path, registry: Registry) -> None:
     id = added(registry, tmp_path)
     registry.step("chat", id, Step.APPROVE, Actor("bob"))
     files = (path for path in sorted((tmp_path / "registry").rglob("*")) if path.is_file())
@@ -94,14 +94,14 @@ def test_files_that_were_tampered_with_are_not_brought_here(tmp_path: Path, regi
         asyncio.run(shelf_of(cluster_of(tmp_path), tmp_path).prepare("chat", id))
 
 
-def test_a_model_of_another_task_is_none(tmp_path: Path, registry: Registry) -> None:
+def test_revision_of_another_task_is_rejected(tmp_path: Path, registry: Registry) -> None:
     id = added(registry, tmp_path, task=Task.EMBED)
     registry.step("chat", id, Step.APPROVE, Actor("bob"))
     with pytest.raises(DeployRefused, match="is registered for `task: embed`, and chat has chat"):
         shelf_of(cluster_of(tmp_path), tmp_path).find("chat", id)
 
 
-def test_revisions_are_looked_for_under_the_name_that_the_source_has(tmp_path: Path, registry: Registry) -> None:
+def test_revisions_are_looked_up_by_the_name_in_the_source(tmp_path: Path, registry: Registry) -> None:
     id = added(registry, tmp_path, "smol")
     registry.step("smol", id, Step.APPROVE, Actor("bob"))
     cluster = cluster_of(tmp_path, f"registry:smol@{id}")
@@ -109,7 +109,7 @@ def test_revisions_are_looked_for_under_the_name_that_the_source_has(tmp_path: P
     assert asyncio.run(shelf_of(cluster, tmp_path).prepare("chat", id)).engine == "synthetic"
 
 
-def test_a_store_that_is_away_is_no_reason_against_a_revision(tmp_path: Path) -> None:
+def test_store_outage_is_a_store_error_not_a_rejection(tmp_path: Path) -> None:
     cluster = cluster_of(tmp_path, store="postgresql://forebay@127.0.0.1:1/forebay")
     shelf = shelf_of(cluster, tmp_path)
     with pytest.raises(StoreError):
@@ -119,7 +119,7 @@ def test_a_store_that_is_away_is_no_reason_against_a_revision(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("store", [None, "sqlite:///{}/own.db"])
-def test_nothing_is_deployed_where_there_is_no_store_yet(tmp_path: Path, store: str | None) -> None:
+def test_missing_store_has_no_rollouts_and_is_not_created(tmp_path: Path, store: str | None) -> None:
     cluster = cluster_of(tmp_path, store=store.format(tmp_path) if store else None)
     rollouts = rollouts_of(cluster, tmp_path)
     assert asyncio.run(in_thread(rollouts.known)).targets == ()

@@ -1,4 +1,4 @@
-"""`forebay registry add ./model --url`: the files of one's own machine arrive, whatever breaks on the way."""
+"""`forebay registry add ./model --url`: local files are uploaded despite interruptions."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def plainly(take: Take, part: Part) -> int:
     return take()
 
 
-def test_a_folder_arrives_as_it_is_and_only_what_is_new_is_sent(
+def test_folder_arrives_unchanged_and_known_files_are_not_sent(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = wrapped(monkeypatch, plainly)
@@ -91,7 +91,7 @@ def test_a_folder_arrives_as_it_is_and_only_what_is_new_is_sent(
     assert "unmodified" in run("bob", Role.OPERATOR, "registry", "verify").stdout
 
 
-def test_it_is_the_revision_that_the_cluster_makes_of_its_own_path(run: Run, model: Path) -> None:
+def test_uploaded_revision_equals_that_of_a_path_on_the_cluster(run: Run, model: Path) -> None:
     sent = added(run("bob", Role.OPERATOR, *ADD, str(model), *AS))
     there = added(run("bob", Role.OPERATOR, *ADD, model.as_uri(), *AS))
     assert (sent["id"], sent["artifact"]) == (there["id"], there["artifact"])
@@ -99,7 +99,7 @@ def test_it_is_the_revision_that_the_cluster_makes_of_its_own_path(run: Run, mod
     assert lone["artifact"] == describe(model / "weights.bin", quiet).digest
 
 
-def test_an_upload_goes_on_through_breaks_in_shorter_parts(
+def test_upload_continues_with_shorter_parts_after_interruptions(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = iter([False, True, True, False, True] + [False] * 100)
@@ -115,7 +115,7 @@ def test_an_upload_goes_on_through_breaks_in_shorter_parts(
     assert "waiting for the cluster" in done.stderr
 
 
-def test_an_answer_that_is_lost_and_a_file_that_is_removed_cost_nothing_but_time(
+def test_upload_recovers_from_lost_responses_and_removed_files(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[int]()
@@ -133,9 +133,7 @@ def test_an_answer_that_is_lost_and_a_file_that_is_removed_cost_nothing_but_time
     assert added(run("bob", Role.OPERATOR, *ADD, str(model), *AS))["artifact"] == describe(model, quiet).digest
 
 
-def test_what_was_sent_before_a_break_for_good_is_not_sent_again(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rerun_resumes_an_abandoned_upload(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def down(take: Take, part: Part) -> int:
         if part.offset:
             raise Refusal(Code.OVERLOADED)
@@ -152,7 +150,7 @@ def test_what_was_sent_before_a_break_for_good_is_not_sent_again(
     assert 0 < sum(sizes) < SIZE
 
 
-def test_an_interrupted_upload_says_that_it_can_be_resumed(
+def test_interrupted_upload_says_that_it_can_be_resumed(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Admin, *words: object, **more: object) -> None:
@@ -165,9 +163,7 @@ def test_an_interrupted_upload_says_that_it_can_be_resumed(
     assert "the same command resumes from there" in str(done.exception)
 
 
-def test_a_file_that_is_changed_while_it_is_sent_registers_nothing(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_changed_during_upload_registers_nothing(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def changing(take: Take, part: Part) -> int:
         if part.size_bytes == SIZE:
             (model / "weights.bin").write_bytes(bytes(SIZE))
@@ -182,7 +178,7 @@ def test_a_file_that_is_changed_while_it_is_sent_registers_nothing(
     assert added(run("bob", Role.OPERATOR, *ADD, str(model), *AS))["artifact"] == describe(model, quiet).digest
 
 
-def test_a_file_that_shrinks_is_named(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_file_is_named(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def shrinking(take: Take, part: Part) -> int:
         os.truncate(model / "weights.bin", 1)
         return take()
@@ -193,7 +189,7 @@ def test_a_file_that_shrinks_is_named(run: Run, model: Path, monkeypatch: pytest
     assert "weights.bin: shrank while it was being uploaded" in str(done.exception)
 
 
-def test_what_cannot_be_sent_is_said_before_anything_is(
+def test_unsendable_files_are_rejected_before_anything_is_sent(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = wrapped(monkeypatch, plainly)
@@ -209,7 +205,7 @@ def test_what_cannot_be_sent_is_said_before_anything_is(
     assert sizes == []
 
 
-def test_a_cluster_that_is_not_there_is_not_waited_for(model: Path) -> None:
+def test_unreachable_cluster_fails_immediately(model: Path) -> None:
     done = CliRunner().invoke(app, [*ADD, str(model), *AS, "--url", "http://127.0.0.1:1"])
     assert isinstance(done.exception, UserError)
     assert "No cluster runs at" in str(done.exception)

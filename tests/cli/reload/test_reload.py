@@ -1,4 +1,4 @@
-"""Reading the cluster file again: what is taken over, what is refused whole, and what `forebay reload` says of it."""
+"""Reloading the cluster file: what takes effect, what is rejected as a whole, and what `forebay reload` prints."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def on_a_bed(folder: Path, test: Callable[[Bed], Any]) -> None:
         kill_all(folder)
 
 
-def test_a_changed_file_is_in_force_when_the_answer_comes(tmp_path: Path) -> None:
+def test_changed_file_is_in_effect_before_the_response(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         bed.text = document(routing="round_robin")
         done = await bed.again()
@@ -98,7 +98,7 @@ def test_a_changed_file_is_in_force_when_the_answer_comes(tmp_path: Path) -> Non
         (document(engine="llamacpp", source="./none.gguf"), ["model chat: ", "none.gguf"]),
     ],
 )
-def test_a_file_with_problems_changes_nothing(tmp_path: Path, text: bytes, problems: list[str]) -> None:
+def test_invalid_file_changes_nothing(tmp_path: Path, text: bytes, problems: list[str]) -> None:
     async def test(bed: Bed) -> None:
         plan = bed.rig.control.plan
         bed.text = text
@@ -115,7 +115,7 @@ def test_a_file_with_problems_changes_nothing(tmp_path: Path, text: bytes, probl
     on_a_bed(tmp_path, test)
 
 
-def test_without_a_file_and_in_the_face_of_mistakes_of_ours_nothing_is_changed(tmp_path: Path) -> None:
+def test_missing_file_internal_error_and_shutdown_change_nothing(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         bed.again.read = None
         assert await bed.again() == Reloaded((NO_FILE,))
@@ -151,7 +151,7 @@ def admin(status: int, body: bytes) -> Iterator[str]:
         thread.join()
 
 
-def test_the_command_prints_what_changed_and_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_changes_and_their_effects(capsys: pytest.CaptureFixture[str]) -> None:
     done = Reloaded((), (Change("models.chat.replicas", "2", "3"),), ("chat: 1 replica more",))
     with admin(200, msgspec.json.encode(done)) as url:
         assert reload(Admin(url), Console()) == 0
@@ -174,7 +174,7 @@ def test_the_command_prints_what_changed_and_what_is_done(capsys: pytest.Capture
         (200, b"<html>", "does not answer like the admin API", 3),
     ],
 )
-def test_problems_end_the_command_with_all_of_them(status: int, body: bytes, said: str, code: int) -> None:
+def test_command_fails_with_all_problems(status: int, body: bytes, said: str, code: int) -> None:
     with admin(status, body) as url, pytest.raises(UserError) as raised:
         reload(Admin(url), Console())
     assert said in str(raised.value)
@@ -182,7 +182,7 @@ def test_problems_end_the_command_with_all_of_them(status: int, body: bytes, sai
 
 
 @pytest.mark.slow
-def test_without_a_cluster_the_command_says_so(run: Run) -> None:
+def test_command_without_a_cluster_is_an_error(run: Run) -> None:
     done = run("reload", "--url", "http://127.0.0.1:9")
 
     assert (done.returncode, "No cluster runs at http://127.0.0.1:9" in done.stderr) == (3, True)

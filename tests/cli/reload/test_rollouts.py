@@ -1,4 +1,4 @@
-"""Reading the cluster file again while a revision is rolled out: what it may say, and what it may not."""
+"""Reloading the cluster file during a rollout: which changes are accepted, and which are not."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Bed:
         return Reloader(rig.control, rig.journal, cluster, self.plan(cluster), self.read, self.plan)
 
 
-def test_a_file_may_change_what_is_not_being_rolled_out(tmp_path: Path) -> None:
+def test_reload_accepts_changes_unrelated_to_the_rollout(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         async with controlled(bed.world, bed.plan(bed.read())) as rig:
             again = bed.reloader(rig)

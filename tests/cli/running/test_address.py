@@ -1,4 +1,4 @@
-"""Which cluster a command asks: what is said outright, what the file says, what runs here; in this order."""
+"""Which cluster a command addresses: by option, environment, file, or the running one, in this order."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,7 @@ def runs(name: str, url: str, process: Identity | None = None) -> None:
     path.write_bytes(msgspec.json.encode(Holder(process or this(), 1.0, url)))
 
 
-def test_each_way_of_saying_it_goes_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_sources_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert admin_address(None, None) == Address("http://127.0.0.1:8081", "the default")
     runs("demo", "http://127.0.0.1:9000")
     assert admin_address(None, None) == Address("http://127.0.0.1:9000", "demo")
@@ -58,7 +58,7 @@ def test_each_way_of_saying_it_goes_before_the_next(monkeypatch: pytest.MonkeyPa
     assert admin_address("http://there:1/", Path("nowhere.yaml")) == Address("http://there:1", "--url")
 
 
-def test_where_a_cluster_was_started_counts_before_where_its_file_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_address_takes_precedence_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been started with `--set admin.port=9009`, or its file was changed since."""
     Path("forebay.yaml").write_text(FILE.format(name="own", port=9001))
     runs("own", "http://127.0.0.1:9009")
@@ -78,7 +78,7 @@ def test_an_invalid_cluster_file_is_an_error_only_if_named() -> None:
         admin_address(None, Path("forebay.yaml"))
 
 
-def test_of_several_that_run_here_one_has_to_be_named() -> None:
+def test_several_running_clusters_require_a_choice() -> None:
     runs("one", "http://127.0.0.1:9001")
     runs("two", "http://127.0.0.1:9002")
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_of_several_that_run_here_one_has_to_be_named() -> None:
     assert admin_address(None, None).url == "http://127.0.0.1:9002"
 
 
-def test_only_what_runs_is_found(folder: Path) -> None:
+def test_only_running_clusters_are_found(folder: Path) -> None:
     runs("gone", "http://127.0.0.1:9001", process=NOBODY)
     runs("reused", "http://127.0.0.1:9004", process=replace(this(), ticks=1))
     runs("older", "")
@@ -111,12 +111,12 @@ def test_only_what_runs_is_found(folder: Path) -> None:
         ("localhost", "http://localhost:8081"),
     ],
 )
-def test_an_address_to_listen_on_becomes_one_to_ask(host: str, url: str) -> None:
+def test_wildcard_listen_address_becomes_loopback(host: str, url: str) -> None:
     admin = {"host": host, "auth": "keys"}
     assert admin_url(Cluster.model_validate({"admin": admin, "models": MODELS})) == url
 
 
-def test_of_several_that_have_records_those_of_the_one_that_runs_are_read() -> None:
+def test_records_of_the_running_cluster_are_preferred() -> None:
     for name in ("one", "two", "three"):
         Path(".forebay/run", name, "records").mkdir(parents=True)
     with pytest.raises(UserError, match=r"(?s)Several clusters have records.*one.*three.*two"):

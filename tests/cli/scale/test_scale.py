@@ -1,4 +1,4 @@
-"""`forebay scale` against an API that answers as told: what is asked, and what people see."""
+"""`forebay scale` against a scripted API: what is sent and printed."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def shown(*words: str) -> str:
     return done.stdout
 
 
-def test_status_says_how_far_the_limits_of_the_cluster_are_used(api: Api) -> None:
+def test_status_shows_usage_of_the_cluster_limits(api: Api) -> None:
     api.limits = (LimitUse("gpus", 7.5, 8.0), LimitUse("replicas", 20.0, 20.0))
 
     assert shown("status").splitlines()[-1].strip() == "limits: 7.5 of 8 GPUs, 20 of 20 replicas"
@@ -72,7 +72,7 @@ def test_status_has_a_line_for_every_model(api: Api) -> None:
     assert "There is no model nobody; there is: chat, embed." in str(missing)
 
 
-def test_explain_shows_the_figures_the_bounds_and_the_last_changes(api: Api) -> None:
+def test_explain_shows_inputs_bounds_and_recent_changes(api: Api) -> None:
     text = shown("explain", "chat")
     assert api.asked == [("GET", "/v1/scaling/chat", None)]
     for words in ("chat  auto (forebay)  3 replicas", "steady: 31 requests", "1 to 8", "12 s", "in_flight", "31"):
@@ -99,7 +99,7 @@ def test_explain_shows_the_figures_the_bounds_and_the_last_changes(api: Api) -> 
         ({"decisions": (msgspec.structs.replace(LOAD, done=False),)}, "load (shadow)"),
     ],
 )
-def test_explain_says_what_is_special(api: Api, more: dict[str, Any], words: str) -> None:
+def test_explain_shows_special_states(api: Api, more: dict[str, Any], words: str) -> None:
     api.answer = {**msgspec.to_builtins(CHAT), **msgspec.to_builtins(more)}
     assert words in shown("explain", "chat")
 
@@ -113,17 +113,17 @@ def test_explain_says_what_is_special(api: Api, more: dict[str, Any], words: str
         (("auto", "chat"), {"why": ""}),
     ],
 )
-def test_what_people_say_is_sent(api: Api, words: tuple[str, ...], body: dict[str, object]) -> None:
+def test_set_and_auto_send_their_options(api: Api, words: tuple[str, ...], body: dict[str, object]) -> None:
     assert "chat" in shown(*words)
     assert api.asked == [("PUT", "/v1/scaling/chat", body)]
     assert json.loads(shown(*words, "--json"))["model"] == "chat"
 
 
-def test_a_store_that_is_down_is_said(api: Api) -> None:
+def test_store_outage_is_reported(api: Api) -> None:
     api.answer = {**msgspec.to_builtins(CHAT), "trouble": "gone"}
     assert "Applied, but not stored yet: gone" in shown("set", "chat", "3")
 
 
-def test_nothing_to_set_is_no_command(api: Api) -> None:
+def test_set_without_values_is_an_error(api: Api) -> None:
     assert isinstance(said("set", "chat").exception, UserError)
     assert api.asked == []

@@ -1,4 +1,4 @@
-"""`forebay simulate --depth full`: which seeds are run, and what is told of them."""
+"""`forebay simulate --depth full`: which seeds run, and how violations are reported."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ CALM = 0
 """A seed that takes little time."""
 
 
-def test_the_seeds_are_those_of_the_options() -> None:
+def test_seeds_follow_the_options() -> None:
     assert chaos_seeds(SimulationOptions(seed=3, seeds=2)) == range(3, 5)
 
 
@@ -29,7 +29,7 @@ def test_the_seeds_are_those_of_the_options() -> None:
         (SimulationOptions(seed=-1), "--seed: found -1; allowed: 0 to"),
     ],
 )
-def test_bad_seeds_are_refused(wish: SimulationOptions, says: str) -> None:
+def test_invalid_seeds_are_rejected(wish: SimulationOptions, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         chaos_seeds(wish)
     assert caught.value.exit_code == WRONG_USAGE
@@ -40,7 +40,7 @@ def verdict() -> Verdict:
     return simulated(CALM)
 
 
-def test_a_seed_that_breaks_a_rule_is_told_with_the_command_that_repeats_it(
+def test_violation_is_reported_with_the_command_that_repeats_it(
     verdict: Verdict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken_at_two(seed: int) -> Verdict:
@@ -73,7 +73,7 @@ def test_an_interrupt_reports_how_many_seeds_are_done(
 
 
 @pytest.mark.slow
-def test_the_command_runs_a_seed_and_refuses_what_it_would_ignore(run: Run) -> None:
+def test_command_runs_a_seed_and_rejects_unused_options(run: Run) -> None:
     done, refused = (
         run("simulate", "--depth", "full", "--seed", str(CALM), *more) for more in ([], ["--policy", "p2c"])
     )

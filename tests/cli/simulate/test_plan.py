@@ -1,4 +1,4 @@
-"""From options to a plan, or to everything that is wrong with them."""
+"""From options to a simulation plan, or to all their problems."""
 
 import json
 from dataclasses import fields, replace
@@ -48,7 +48,7 @@ def test_autoscaling_policies_are_compared_on_a_whole_trace_with_the_default_rou
     assert both.names == ("static, gie", "static")
 
 
-def test_what_the_description_says_of_scaling_holds_unless_another_one_is_named(tmp_path: Path) -> None:
+def test_autoscaling_of_the_description_applies_unless_overridden(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("replicas: 2\nscale: {max: 6, policy: kpa, target: 20}\nstart_s: 45\n")
 
@@ -57,7 +57,7 @@ def test_what_the_description_says_of_scaling_holds_unless_another_one_is_named(
     assert plan(SimulationOptions()).fleets == ()
 
 
-def test_runs_of_one_seed_follow_each_other() -> None:
+def test_runs_are_grouped_by_seed() -> None:
     runs = plan(SimulationOptions(policies=("cpr", "p2c", "cpr"), seed=5, seeds=2, scales="0.8,1")).runs
 
     assert runs[:4] == [Run(5, 0.8, "cpr"), Run(5, 0.8, "p2c"), Run(5, 1.0, "cpr"), Run(5, 1.0, "p2c")]
@@ -98,7 +98,7 @@ def test_runs_of_one_seed_follow_each_other() -> None:
         (SimulationOptions(assignments=("replicas",)), "expected PATH=VALUE"),
     ],
 )
-def test_bad_options_are_wrong_usage_and_name_what_is_allowed(wish: SimulationOptions, says: str) -> None:
+def test_invalid_options_are_usage_errors_with_allowed_values(wish: SimulationOptions, says: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(wish)
 
@@ -106,7 +106,7 @@ def test_bad_options_are_wrong_usage_and_name_what_is_allowed(wish: SimulationOp
     assert caught.value.exit_code == WRONG_USAGE
 
 
-def test_all_bad_options_are_told_at_once() -> None:
+def test_all_invalid_options_are_reported_at_once() -> None:
     with pytest.raises(UserError) as caught:
         plan(SimulationOptions(policies=("x",), trace="y", speed=-1, scales="z"))
 
@@ -114,7 +114,7 @@ def test_all_bad_options_are_told_at_once() -> None:
     assert [line.split(":")[0] for line in lines] == ["--policy", "--trace", "--speed", "--scale"]
 
 
-def test_all_that_is_wrong_with_a_description_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_description_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(
         "replicas: 0\nspeds: [1]\nslo:\n  ttft_s: soon\ngpu: h100_sxm\nmodel: 13B\nscale: {max: 700, min: 900}\n"
@@ -147,19 +147,19 @@ def test_an_empty_description_is_the_default_cluster(tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize(("text", "says"), [("- 1\n", "a list of 1"), ("5\n", "allowed: a section")])
-def test_a_description_that_is_no_section_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_description_that_is_not_a_mapping_is_rejected(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=says):
         plan(SimulationOptions(file=path))
 
 
-def test_a_description_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_description_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         plan(SimulationOptions(file=tmp_path / "nowhere.yaml"))
 
 
-def test_options_go_over_the_description(tmp_path: Path) -> None:
+def test_options_override_the_description(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("replicas: 4\nspeeds: [1, 0.5]\nslo: {ttft_s: 2}\n")
     found = plan(
@@ -191,9 +191,7 @@ def write_trace(path: Path, requests: int) -> None:
         (SimulationOptions(from_s=1, requests=2, speed=0.5), [0, 2]),
     ],
 )
-def test_a_part_of_the_trace_is_cut_out_before_it_is_made_faster(
-    tmp_path: Path, wish: SimulationOptions, times: list[float]
-) -> None:
+def test_trace_is_sliced_before_it_is_sped_up(tmp_path: Path, wish: SimulationOptions, times: list[float]) -> None:
     write_trace(tmp_path / "trace.jsonl", 5)
     found = plan(replace(wish, trace=str(tmp_path / "trace.jsonl"))).workload(0)
 
@@ -213,9 +211,7 @@ def test_a_part_of_the_trace_is_cut_out_before_it_is_made_faster(
         ),
     ],
 )
-def test_a_trace_that_cannot_be_used_is_told(
-    tmp_path: Path, content: bytes, wish: SimulationOptions, says: str
-) -> None:
+def test_unusable_trace_is_an_error(tmp_path: Path, content: bytes, wish: SimulationOptions, says: str) -> None:
     path = tmp_path / "trace"
     path.write_bytes(content)
     with pytest.raises(UserError, match=says):
@@ -247,7 +243,7 @@ def test_a_trace_that_cannot_be_used_is_told(
         ),
     ],
 )
-def test_the_command_that_gives_the_same_figures_can_be_pasted_into_a_shell(
+def test_reproduction_command_is_shell_quoted(
     wish: SimulationOptions, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,7 +252,7 @@ def test_the_command_that_gives_the_same_figures_can_be_pasted_into_a_shell(
     assert command(plan(wish).options) == line
 
 
-def test_options_name_all_there_is() -> None:
+def test_option_help_lists_all_values() -> None:
     assert ", ".join(NAMES) == TRACES
     assert set(POLICIES) == {*Policy, *RIVALS}
     assert len(set(POLICIES)) == len(POLICIES)
@@ -276,7 +272,7 @@ def test_options_name_all_there_is() -> None:
         (SimulationOptions(speed=2, scales="1,2", until_s=3), Path("r.html"), "--speed, --until, --scale, --report"),
     ],
 )
-def test_what_another_mode_would_ignore_is_refused_by_name(
+def test_options_of_another_mode_are_rejected_by_name(
     wish: SimulationOptions, report: Path | None, found: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -288,16 +284,16 @@ def test_what_another_mode_would_ignore_is_refused_by_name(
     assert caught.value.exit_code == WRONG_USAGE
 
 
-def test_what_another_mode_takes_is_taken() -> None:
+def test_options_that_a_mode_uses_are_accepted() -> None:
     check_alone("--depth full", SimulationOptions(seed=5, seeds=3), None, takes=("--seed", "--seeds"))
     check_alone("--calibration", SimulationOptions(), None, takes=())
 
 
-def test_every_option_is_known_by_its_name() -> None:
+def test_every_field_has_an_option_name() -> None:
     assert {*OPTIONS.values(), *MORE_OPTIONS.values()} == {field.name for field in fields(SimulationOptions)}
 
 
-def test_a_cluster_file_is_told_from_a_description(tmp_path: Path) -> None:
+def test_cluster_file_is_distinguished_from_a_description(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     path.write_text("models:\n  - {name: chat, task: chat, source: ./chat.gguf}\n")
     with pytest.raises(
@@ -307,7 +303,7 @@ def test_a_cluster_file_is_told_from_a_description(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trace", ["azure", "poisson", "table.csv"])
-def test_a_model_is_chosen_from_decision_records_only(tmp_path: Path, trace: str) -> None:
+def test_model_option_requires_decision_records(tmp_path: Path, trace: str) -> None:
     path = tmp_path / "table.csv"
     path.write_text("t_s,input_tokens,output_tokens\n0,5,5\n")
     with pytest.raises(UserError, match=r"a model \('chat'\) can be chosen from decision records only"):

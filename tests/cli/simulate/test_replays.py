@@ -1,4 +1,4 @@
-"""Whole simulations: small ones whose outcome can be worked out by hand, and the command as a process."""
+"""Whole simulations: small ones with outcomes calculated by hand, and the command as a process."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_requests_without_contention_take_the_time_of_their_steps(tmp_path: Path
         assert summary.refused == {}
 
 
-def test_one_replica_has_in_its_cache_what_all_prompts_begin_with(tmp_path: Path) -> None:
+def test_prefix_shared_by_all_prompts_is_cached_by_one_replica(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", 30, shared=True)
     (result,) = results(plan(SimulationOptions(trace=str(trace), policies=("cpr",), replicas=1))).values()
 
@@ -78,7 +78,7 @@ def test_one_replica_has_in_its_cache_what_all_prompts_begin_with(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_figures_however_many_run_at_once() -> None:
+def test_results_depend_on_the_seed_but_not_on_parallelism() -> None:
     wish = SimulationOptions(requests=40, policies=("cpr", "p2c"), seed=3, seeds=2)
     one, two = (results(plan(replace(wish, jobs=jobs))) for jobs in (1, 2))
 
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_figures_however_many_run_at_once() -> None
     assert one["cpr", 1.0, 3] != one["cpr", 1.0, 4]._replace(seed=3)
 
 
-def test_requests_that_no_replica_can_hold_are_refused_and_counted() -> None:
+def test_requests_too_large_for_any_replica_are_rejected_and_counted() -> None:
     (result,) = results(
         plan(SimulationOptions(requests=40, policies=("cpr",), assignments=("kv_tokens=1024",)))
     ).values()
@@ -112,7 +112,7 @@ def test_a_fleet_is_sized_by_its_policy_and_its_replicas_are_counted(tmp_path: P
     assert scaled.summary.replica_hours < 1.7 * scaled.summary.lasted_s / 3600, "one is enough, and is found to be"
 
 
-def test_a_replay_that_dies_is_told() -> None:
+def test_crashed_replay_is_reported() -> None:
     planned = plan(SimulationOptions(requests=40, policies=("cpr",)))
     broken = planned._replace(cluster=planned.cluster.model_copy(update={"gpu": "none"}))
 
@@ -121,7 +121,7 @@ def test_a_replay_that_dies_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_compares_autoscaling_policies_and_charts_their_replicas(run: RunCommand, tmp_path: Path) -> None:
+def test_command_compares_autoscaling_policies_and_charts_replicas(run: RunCommand, tmp_path: Path) -> None:
     words = ("simulate", "-n", "80", "--fleet", "forebay", "--fleet", "static@2", "--set", "gpu_hour_price=2")
     done, told = run(*words, "--report", "report.html"), run(*words, "--json")
 
@@ -139,7 +139,7 @@ def test_the_command_compares_autoscaling_policies_and_charts_their_replicas(run
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_same_json_twice_and_writes_a_report(run: RunCommand, tmp_path: Path) -> None:
+def test_command_output_is_deterministic_and_writes_a_report(run: RunCommand, tmp_path: Path) -> None:
     words = ("simulate", "-n", "60", "--policy", "cpr", "--policy", "round_robin", "--replicas", "2", "--json")
     done, again = run(*words, "--report", "report.html"), run(*words)
 
@@ -156,7 +156,7 @@ def test_the_command_prints_the_same_json_twice_and_writes_a_report(run: RunComm
 
 
 @pytest.mark.slow
-def test_a_picture_can_be_drawn_instead(run: RunCommand, tmp_path: Path) -> None:
+def test_report_can_be_an_image(run: RunCommand, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = run("simulate", "-n", "30", "--policy", "cpr", "--report", "report.png")
 
@@ -177,7 +177,7 @@ def test_a_picture_can_be_drawn_instead(run: RunCommand, tmp_path: Path) -> None
         (("--set", "gpu=b200"), "gpu: found b200/70B/tp4/bf16; allowed: one of", 1),
     ],
 )
-def test_mistakes_end_with_a_sentence_before_anything_is_simulated(
+def test_invalid_options_are_explained_before_anything_is_simulated(
     run: RunCommand, words: tuple[str, ...], says: str, code: int
 ) -> None:
     done = run("simulate", *words)
@@ -189,7 +189,7 @@ def test_mistakes_end_with_a_sentence_before_anything_is_simulated(
 
 
 @pytest.mark.slow
-def test_calibration_shows_errors_and_what_is_not_known(run: RunCommand) -> None:
+def test_calibration_shows_errors_and_unknowns(run: RunCommand) -> None:
     shown, document = run("simulate", "--calibration"), run("simulate", "--calibration", "--json")
 
     assert "70B FP8, vLLM" in shown.stdout
@@ -222,7 +222,7 @@ def test_ctrl_c_stops_all_processes(tmp_path: Path) -> None:
     wait_until_gone(process.pid)
 
 
-def test_ctrl_c_comes_when_the_order_of_a_process_is_whole() -> None:
+def test_ctrl_c_is_deferred_until_the_block_is_complete() -> None:
     done = []
 
     def give_an_order() -> None:

@@ -1,4 +1,4 @@
-"""What is printed: wide and narrow tables, JSON, bars."""
+"""Simulation output: wide and narrow tables, JSON, progress bars."""
 
 import io
 import json
@@ -22,14 +22,14 @@ def printed(width: int, seeds: int = 1) -> list[str]:
     return captured.get().splitlines()
 
 
-def test_a_wide_screen_has_a_line_for_each_policy() -> None:
+def test_wide_table_has_a_row_per_policy() -> None:
     lines = printed(180)
 
     assert any(line.split()[:3] == ["cpr", "90.0%", "9.00"] for line in lines)
     assert any(line.startswith("policy  goodput") for line in lines)
 
 
-def test_a_narrow_screen_has_a_line_for_each_figure_and_loses_nothing() -> None:
+def test_narrow_table_has_a_row_per_figure_and_loses_nothing() -> None:
     lines = printed(80)
 
     assert any(line.split() == ["policy", "cpr", "random"] for line in lines)
@@ -47,7 +47,7 @@ def test_several_seeds_have_intervals_and_a_second_table() -> None:
     assert "-30.0 pp ± 0.0 pp" in text
 
 
-def test_json_has_every_figure_by_its_name_for_each_policy_and_what_is_not_known_is_null() -> None:
+def test_json_has_every_figure_by_name_and_null_for_unknown_ones() -> None:
     report = report_of()
     first, second = json.loads(msgspec.json.encode(document(report.rows, report.scope)))
 
@@ -63,7 +63,7 @@ def test_json_has_every_figure_by_its_name_for_each_policy_and_what_is_not_known
 
 
 @pytest.mark.parametrize(("seeds", "left"), [(1, 2), (6, 1)])
-def test_bars_show_what_runs_and_of_many_runs_only_that(seeds: int, left: int) -> None:
+def test_progress_has_a_bar_per_policy_or_one_for_many_runs(seeds: int, left: int) -> None:
     planned = plan(SimulationOptions(policies=("cpr", "p2c"), seeds=seeds))
     progress = Progress(console=Console(file=io.StringIO()))
     shown = Bars(planned, progress)
@@ -76,7 +76,7 @@ def test_bars_show_what_runs_and_of_many_runs_only_that(seeds: int, left: int) -
     assert all(task.finished for task in progress.tasks)
 
 
-def test_a_bar_says_that_a_fleet_is_planned_as_long_as_nothing_is_replayed() -> None:
+def test_progress_bar_says_planning_until_the_replay_begins() -> None:
     planned = plan(SimulationOptions(fleets=("oracle", "forebay")))
     progress = Progress(console=Console(file=io.StringIO()))
     shown = Bars(planned, progress)

@@ -1,4 +1,4 @@
-"""`forebay sla`: what is read from the records of gateways, and how it is shown."""
+"""`forebay sla`: which gateway records are read, and how results are shown."""
 
 from io import StringIO
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_outcomes_come_from_the_ledgers_and_times_from_the_decisions(tmp_path: P
     assert delivered(tmp_path / "none", NOW - DAY_S, NOW, {"chat": PROMISES}) == {}
 
 
-def test_of_many_decisions_the_newest_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_decision_files_are_read_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for gateway in range(3):
         keep(tmp_path, f"gateway-{gateway}", decided("r", ts=NOW - 10))
     monkeypatch.setattr(module, "READ_BYTES_MAX", 1)
@@ -59,7 +59,7 @@ def test_periods_are_hours_or_days(text: str, wanted: int) -> None:
             seconds(wrong)
 
 
-def test_shares_and_times_are_told_with_as_many_digits_as_they_need() -> None:
+def test_shares_and_times_have_as_many_digits_as_needed() -> None:
     shares = (0.0, 1.0, 0.999, 0.9999996, 1 - 1e-9, 1e-9, 0.00001)
     assert [share(value) for value in shares] == [
         "0.00 %",

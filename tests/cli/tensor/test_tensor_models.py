@@ -25,7 +25,7 @@ def prepared(home: Path, source: Path, **engine: Any) -> Any:
     return prepare_model(ModelSettings(**settings), home, lambda *_: None)
 
 
-def test_a_repository_is_known_by_its_folders_and_has_the_name_of_its_only_model(tmp_path: Path) -> None:
+def test_repository_is_recognized_and_named_after_its_only_model(tmp_path: Path) -> None:
     repository = double(tmp_path / "all", "My_Model")
 
     for source in (repository, repository / "My_Model"):
@@ -51,9 +51,7 @@ def test_a_repository_is_known_by_its_folders_and_has_the_name_of_its_only_model
         ([], "no engine is known for this"),
     ],
 )
-def test_a_folder_of_model_files_is_met_with_the_commands_that_may_be_meant(
-    tmp_path: Path, names: list[str], said: str
-) -> None:
+def test_folder_of_model_files_error_suggests_commands(tmp_path: Path, names: list[str], said: str) -> None:
     for name in names:
         (tmp_path / name).touch()
     with pytest.raises(UserError) as told:
@@ -61,14 +59,14 @@ def test_a_folder_of_model_files_is_met_with_the_commands_that_may_be_meant(
     assert said.format(tmp_path) in str(told.value)
 
 
-def test_a_bare_onnx_file_is_for_tensors_only_where_that_is_said(tmp_path: Path) -> None:
+def test_onnx_file_is_a_tensor_model_only_if_the_task_says_so(tmp_path: Path) -> None:
     file = onnx_file(tmp_path / "doubles.onnx")
 
     assert wished(file).task is Task.EMBED
     assert (wished(file, Task.TENSOR).task, wished(file, Task.TENSOR).name) == (Task.TENSOR, "doubles")
 
 
-def test_another_file_in_a_repository_is_another_revision_and_other_settings_are_kept(tmp_path: Path) -> None:
+def test_changed_repository_file_changes_the_digest_and_keeps_settings(tmp_path: Path) -> None:
     repository = double(tmp_path / "all")
     first = prepared(tmp_path, repository)
     (repository / "double" / "labels.txt").write_text("a\n")
@@ -89,7 +87,7 @@ def test_another_file_in_a_repository_is_another_revision_and_other_settings_are
         (None, "no such file or folder"),
     ],
 )
-def test_what_is_wrong_with_a_repository_is_said_before_anything_starts(
+def test_repository_problems_are_reported_before_anything_starts(
     config: str | None, said: str, tmp_path: Path
 ) -> None:
     repository = tmp_path / "none"

@@ -1,4 +1,4 @@
-"""Files of pictures: every form of them is read, and nothing else is."""
+"""Image decoding: every supported format is read, and anything else is rejected."""
 
 import io
 from typing import Any
@@ -46,7 +46,7 @@ def near(found: "np.ndarray[Any, Any]", wanted: Any) -> bool:
 
 
 @pytest.mark.parametrize("orientation", sorted(BACK))
-def test_a_picture_is_seen_as_it_was_meant(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int) -> None:
     image = quarters()
     for step in BACK[orientation]:
         image = image.transpose(Image.Transpose[step])
@@ -72,7 +72,7 @@ def test_colours_are_the_same_in_every_mode(mode: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "I"])
-def test_grey_becomes_colours_that_are_grey(mode: str) -> None:
+def test_greyscale_images_become_grey_rgb(mode: str) -> None:
     grey = np.tile(np.array([0, 255], np.uint8).repeat(32), (32, 1))
     if mode.startswith("I"):
         image = Image.fromarray(grey.astype(np.uint16) * 257)
@@ -97,20 +97,20 @@ def test_grey_becomes_colours_that_are_grey(mode: str) -> None:
         (np.int32([-5, 200, 1000]), [0, 51, 255]),
     ],
 )
-def test_grey_with_fractions_or_signs_is_not_black(levels: "np.ndarray[Any, Any]", greys: list[int]) -> None:
+def test_float_and_signed_greyscale_is_not_black(levels: "np.ndarray[Any, Any]", greys: list[int]) -> None:
     pixels = imaging.decode(stored(Image.fromarray(np.tile(levels, (2, 1))), "TIFF")).pixels
 
     assert pixels[0].tolist() == [[grey] * 3 for grey in greys]
 
 
-def test_what_is_transparent_is_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
 
     assert (imaging.decode(stored(image, "PNG")).pixels == 255).all()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 500), (1600, 900), (900, 1600), (300, 299)])
-def test_pictures_are_read_no_smaller_than_they_are_needed(width: int, height: int) -> None:
+def test_images_are_not_downscaled_below_the_required_size(width: int, height: int) -> None:
     picture = imaging.decode(stored(quarters(width, height), "JPEG"), 300)
 
     assert (picture.width, picture.height) == (width, height)
@@ -119,13 +119,13 @@ def test_pictures_are_read_no_smaller_than_they_are_needed(width: int, height: i
 
 
 @pytest.mark.parametrize(("width", "height"), [(6325, 6325), (30_001, 1), (1, 30_001)])
-def test_pictures_that_are_too_large_are_not_decoded(width: int, height: int) -> None:
+def test_too_large_images_are_not_decoded(width: int, height: int) -> None:
     with pytest.raises(imaging.BadImage, match="at most 40 megapixels and 30000 pixels a side"):
         imaging.decode(stored(Image.new("1", (width, height)), "PNG"))
 
 
 @given(st.binary(max_size=300), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]), st.data())
-def test_any_bytes_are_a_picture_or_refused(noise: bytes, kind: str, data: st.DataObject) -> None:
+def test_any_bytes_are_an_image_or_rejected(noise: bytes, kind: str, data: st.DataObject) -> None:
     whole = stored(quarters(16, 16), kind)
     at = data.draw(st.integers(0, len(whole)))
     for file in (noise, whole[:at], whole[:at] + noise + whole[at:], whole[:at] + noise + whole[at + len(noise) :]):

@@ -27,7 +27,7 @@ def network(tmp_path: Path) -> Path:
     return tmp_path / "network.onnx"
 
 
-def test_the_network_gives_the_likeliest_character_and_its_chance(network: Path, tmp_path: Path) -> None:
+def test_network_returns_the_most_likely_character_and_its_probability(network: Path, tmp_path: Path) -> None:
     make_network(tmp_path / "made.onnx", [network])
 
     session = runtime.InferenceSession(str(tmp_path / "made.onnx"))
@@ -38,7 +38,7 @@ def test_the_network_gives_the_likeliest_character_and_its_chance(network: Path,
     np.testing.assert_allclose(sure, chances.max(axis=2), rtol=1e-5)
 
 
-def test_characters_come_out_of_the_file_of_the_network(network: Path, tmp_path: Path) -> None:
+def test_characters_are_read_from_the_network_file(network: Path, tmp_path: Path) -> None:
     make_characters(tmp_path / "characters.txt", [network])
 
     assert (tmp_path / "characters.txt").read_text(encoding="utf-8") == "a\n字"

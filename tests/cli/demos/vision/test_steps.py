@@ -1,4 +1,4 @@
-"""What the steps of the models of pictures do between the networks."""
+"""Pre- and postprocessing steps of the image models, between the networks."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ UNIT = st.floats(0, 1, width=32)
 
 
 @given(arrays.arrays(np.float32, (12, 4), elements=UNIT), arrays.arrays(np.float32, 12, elements=UNIT))
-def test_of_boxes_that_overlap_the_surest_is_kept(corners: Array, scores: Array) -> None:
+def test_non_maximum_suppression_keeps_the_most_confident_box(corners: Array, scores: Array) -> None:
     found = np.concatenate(
         [np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], 1
     )
@@ -34,7 +34,7 @@ def test_of_boxes_that_overlap_the_surest_is_kept(corners: Array, scores: Array)
         assert scores[at] < boxes.SCORE_MIN or boxes.overlaps(found[at], found[better]).max() > boxes.OVERLAP_MAX
 
 
-def test_boxes_that_are_the_same_overlap_wholly_and_others_not_at_all() -> None:
+def test_identical_boxes_have_an_iou_of_one_and_disjoint_ones_zero() -> None:
     box = np.array([0.1, 0.1, 0.3, 0.3])
     others = np.array([box, [0.4, 0.4, 0.5, 0.5], [0.1, 0.1, 0.3, 0.2], [0.2, 0.2, 0.2, 0.2]])
 
@@ -49,7 +49,7 @@ def drawn(*rectangles: tuple[int, int, int, int]) -> Array:
     return scores
 
 
-def test_lines_are_found_with_room_around_them() -> None:
+def test_text_lines_are_found_with_a_margin() -> None:
     (box,) = lines.boxes(drawn((50, 80, 250, 100)))
 
     grown = lines.GROWTH * 200 * 20 / (2 * (200 + 20))
@@ -57,7 +57,7 @@ def test_lines_are_found_with_room_around_them() -> None:
     assert [left, top, right, bottom] == pytest.approx([50 - grown, 80 - grown, 250 + grown, 100 + grown], abs=3)
 
 
-def test_specks_and_faint_places_are_no_lines() -> None:
+def test_specks_and_low_confidence_regions_are_not_lines() -> None:
     scores = drawn((10, 10, 12, 11))
     scores[50:70, 50:250] = 0.4
 
@@ -65,7 +65,7 @@ def test_specks_and_faint_places_are_no_lines() -> None:
 
 
 @given(st.permutations([(20, 20, 180, 40), (220, 24, 380, 44), (20, 80, 100, 100), (20, 140, 380, 160)]))
-def test_lines_are_read_from_the_top_and_from_the_left(places: list[tuple[int, int, int, int]]) -> None:
+def test_lines_are_in_reading_order(places: list[tuple[int, int, int, int]]) -> None:
     found = lines.in_reading_order(lines.boxes(drawn(*places)))
 
     middles = [(box.mean(axis=0) * (400, 200)).round(-1).tolist() for box in found]
@@ -81,13 +81,13 @@ def test_lines_are_read_from_the_top_and_from_the_left(places: list[tuple[int, i
         ([(5, 5), (5, 5), (5, 5), (5, 5)], 48),
     ],
 )
-def test_a_line_is_cut_out_level(corners: list[tuple[int, int]], length: int) -> None:
+def test_cropped_lines_have_the_network_height(corners: list[tuple[int, int]], length: int) -> None:
     page = np.zeros((120, 120, 3), np.uint8)
 
     assert lines.cut(page, np.array(corners, np.float64)).shape == (48, length, 3)
 
 
-def test_a_line_that_runs_down_is_laid_with_its_head_up() -> None:
+def test_vertical_line_is_rotated_upright() -> None:
     page = np.zeros((120, 40, 3), np.uint8)
     page[10:110, 20:30] = 255  # the right half, which becomes the upper one
 
@@ -106,7 +106,7 @@ def test_a_line_that_runs_down_is_laid_with_its_head_up() -> None:
         ([0, 2, 2, 3, 3, 0, 1], "b a"),
     ],
 )
-def test_a_character_seen_again_without_a_gap_is_one(numbers: list[int], wanted: str) -> None:
+def test_repeated_characters_without_a_blank_are_merged(numbers: list[int], wanted: str) -> None:
     model = text.TritonPythonModel()
     model.characters = ["", "a", "b", " "]
     sure = np.full(len(numbers), 0.5, np.float32)
@@ -115,7 +115,7 @@ def test_a_character_seen_again_without_a_gap_is_one(numbers: list[int], wanted:
 
 
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=300))
-def test_lines_are_read_a_few_at_once_and_each_of_them_once(widths: list[int]) -> None:
+def test_lines_are_recognized_in_batches_each_once(widths: list[int]) -> None:
     found = upright.groups(widths)
 
     assert sorted(place for group in found for place in group) == list(range(len(widths)))

@@ -1,4 +1,4 @@
-"""Files of PyTorch weights are read as PyTorch reads them, and are never obeyed."""
+"""PyTorch weight files are read as PyTorch reads them, but no code in them is executed."""
 
 import io
 import pickle
@@ -27,7 +27,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_weights_are_what_pytorch_has_saved(tmp_path: Path) -> None:
+def test_weights_equal_those_that_pytorch_saved(tmp_path: Path) -> None:
     found = read_weights(saved(tmp_path))
 
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -37,7 +37,7 @@ def test_weights_are_what_pytorch_has_saved(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     path = saved(tmp_path)
     whole = path.read_bytes()
     for size in range(0, len(whole) - 1, 7):
@@ -46,7 +46,7 @@ def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> Non
             read_weights(path)
 
 
-def test_what_a_pickle_wants_to_call_is_not_called(tmp_path: Path) -> None:
+def test_calls_in_a_pickle_are_not_executed(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (print, ("called",))
@@ -55,7 +55,7 @@ def test_what_a_pickle_wants_to_call_is_not_called(tmp_path: Path) -> None:
         read_weights(file_of(tmp_path, MAGIC, 1001, {}, Evil()))
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadWeights, match="not a PyTorch weight file"):
         read_weights(file_of(tmp_path, 5))
     (tmp_path / "weights.pth").write_bytes(b"PK\x03\x04 a newer one")
@@ -70,7 +70,7 @@ class Storing(pickle.Pickler):
         return ("storage", "kind", "0", "cpu", 3) if found is None else None
 
 
-def test_a_reference_to_something_else_is_refused(tmp_path: Path) -> None:
+def test_reference_to_anything_but_a_storage_is_rejected(tmp_path: Path) -> None:
     file = io.BytesIO()
     Storing(file, 2).dump(None)
     data = file.getvalue() + pickle.dumps(["0"], 2) + struct.pack("<q", 3) + bytes(12)

@@ -1,4 +1,4 @@
-"""`forebay explain`, `usage` and `audit` with `--url`: what a cluster elsewhere says is what its files say there."""
+"""`forebay explain`, `usage` and `audit` with `--url`: a remote cluster answers like its local files."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,7 +60,7 @@ def run(tmp_path: Path, root: Path) -> Iterator[Run]:
         (Role.ADMIN, ("audit", "tail", "--json", "-n", "3")),
     ],
 )
-def test_what_is_said_there_is_what_is_said_here(run: Run, root: Path, role: Role, words: tuple[str, ...]) -> None:
+def test_remote_output_equals_local_output(run: Run, root: Path, role: Role, words: tuple[str, ...]) -> None:
     there, here = run(role, *words), CliRunner().invoke(app, [*words, "--folder", str(root)])
 
     assert there.exit_code == here.exit_code == 0, there.output + str(there.exception)
@@ -68,7 +68,7 @@ def test_what_is_said_there_is_what_is_said_here(run: Run, root: Path, role: Rol
     assert len(there.stdout.splitlines()) > 1
 
 
-def test_a_log_that_was_changed_is_found_from_elsewhere(run: Run, root: Path) -> None:
+def test_remote_verify_detects_a_modified_log(run: Run, root: Path) -> None:
     path = root / "gateway-0/audit-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"acme", b"evil"))
 
@@ -77,7 +77,7 @@ def test_a_log_that_was_changed_is_found_from_elsewhere(run: Run, root: Path) ->
     assert "audit-00000001.jsonl:1: changed" in done.stdout
 
 
-def test_lines_too_long_for_an_answer_are_left_out_and_that_is_said(
+def test_lines_too_long_for_a_response_are_omitted_and_reported(
     run: Run, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(Role.ADMIN, "audit", "tail", "--json")
@@ -102,14 +102,14 @@ def test_lines_too_long_for_an_answer_are_left_out_and_that_is_said(
         (Role.ADMIN, ("audit", "tail", "-n", "1001"), "an integer from 1 to 1000"),
     ],
 )
-def test_what_cannot_be_is_said_as_it_is_here(run: Run, role: Role, words: tuple[str, ...], says: str) -> None:
+def test_remote_errors_equal_local_ones(run: Run, role: Role, words: tuple[str, ...], says: str) -> None:
     done = run(role, *words)
 
     assert isinstance(done.exception, UserError), done.output
     assert says in str(done.exception)
 
 
-def test_a_cluster_without_an_audit_log_says_so(run: Run, root: Path) -> None:
+def test_cluster_without_an_audit_log_is_an_error(run: Run, root: Path) -> None:
     for path in [*root.glob("*/audit*"), *root.glob("*/usage*"), *root.glob("*/lock")]:
         path.unlink()  # what is left is that of a gateway without one
 

@@ -1,4 +1,4 @@
-"""A cluster file that is sent: taken over in somebody's name, or only tried, or refused with the reason."""
+"""Cluster files sent by `forebay apply`: applied in the caller's name, dry-run, or rejected with the reason."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def prepared(bed: Bed) -> History:
     return history
 
 
-def test_it_is_taken_over_once_and_said_again_changes_nothing(tmp_path: Path) -> None:
+def test_apply_is_idempotent_and_recorded_once(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         history = prepared(bed)
         done = await bed.again.apply(sent(replicas=2), BOB, dry_run=False)
@@ -60,7 +60,7 @@ def test_it_is_taken_over_once_and_said_again_changes_nothing(tmp_path: Path) ->
     on_a_bed(tmp_path, test)
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing(tmp_path: Path) -> None:
+def test_dry_run_reports_the_same_and_changes_nothing(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         history = prepared(bed)
         plan = bed.rig.control.plan
@@ -76,7 +76,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "models: 3", "models: [", sent(replicas=0)])
-def test_a_bad_one_is_refused_with_all_that_is_wrong(tmp_path: Path, text: str) -> None:
+def test_invalid_file_is_rejected_with_all_its_problems(tmp_path: Path, text: str) -> None:
     async def test(bed: Bed) -> None:
         prepared(bed)
         done = await bed.again.apply(text, ADA, dry_run=False)
@@ -94,7 +94,7 @@ def test_a_bad_one_is_refused_with_all_that_is_wrong(tmp_path: Path, text: str) 
         sent(source="y"),
     ],
 )
-def test_an_operator_may_not_go_past_the_approval_of_others(tmp_path: Path, text: str) -> None:
+def test_operator_cannot_weaken_approval_rules(tmp_path: Path, text: str) -> None:
     async def test(bed: Bed) -> None:
         prepared(bed)
         bed.again.cluster = parse(sent().replace('{"gateway"', '{"registry": {"approvals_min": 1}, "gateway"'))
@@ -107,7 +107,7 @@ def test_an_operator_may_not_go_past_the_approval_of_others(tmp_path: Path, text
     on_a_bed(tmp_path, test)
 
 
-def test_what_cannot_be_written_down_is_not_done_unless_the_file_itself_was_changed(tmp_path: Path) -> None:
+def test_apply_requires_the_history_store_but_reload_does_not(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         history = prepared(bed)
         history.down = "the store is gone"
@@ -139,7 +139,7 @@ def test_admin_authentication_cannot_change_while_the_cluster_runs(tmp_path: Pat
     on_a_bed(tmp_path, test)
 
 
-def test_a_cluster_that_takes_none_says_so(tmp_path: Path) -> None:
+def test_cluster_without_apply_rejects_a_file(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         assert (await bed.again.apply(sent(), ADA, dry_run=False)).problems == (NOT_SENT,)
 

@@ -1,4 +1,4 @@
-"""`forebay keys --url`: what is said to a cluster that runs elsewhere is what would be done here."""
+"""`forebay keys --url`: commands on a remote cluster behave like local ones."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     rig.journal.close()
 
 
-def test_keys_are_made_shown_replaced_and_ended_elsewhere(run: Run, tmp_path: Path) -> None:
+def test_keys_are_created_listed_rotated_and_revoked_remotely(run: Run, tmp_path: Path) -> None:
     done = run(Role.ADMIN, "create", "--tenant", "team-a", "--expires", "90d")
     key = done.stdout.strip()
     assert key.startswith("fb-"), done.output
@@ -62,7 +62,7 @@ def test_keys_are_made_shown_replaced_and_ended_elsewhere(run: Run, tmp_path: Pa
         (Role.ADMIN, ("rotate", "aaaaaaaa"), "forebay keys list"),
     ],
 )
-def test_what_cannot_be_is_said_as_it_is_here(run: Run, role: Role, words: tuple[str, ...], says: str) -> None:
+def test_remote_errors_equal_local_ones(run: Run, role: Role, words: tuple[str, ...], says: str) -> None:
     done = run(role, *words)
     assert isinstance(done.exception, UserError), done.output
     assert says in str(done.exception)
