@@ -1,4 +1,4 @@
-"""Certificates for the tests of TLS, and clients that trust their CA."""
+"""Certificates for TLS tests, and clients that trust their CA."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Both sides of HTTP without sockets: bytes in, and what came of them."""
+"""Both sides of HTTP without sockets: bytes in, and the results."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""However the bytes are cut: same result, no exception, a clean end. What comes of damaged bytes: `tests/fuzz`."""
+"""Parsing is independent of how bytes are split: same result, no exception, clean end. Damaged bytes: tests/fuzz."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_requests_are_the_same_byte_by_byte(request: bytes) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"P", b"POST", b"POST ", b"\r\nPOST "])
-def test_a_request_that_has_begun_behind_a_stream_is_not_forgotten_with_the_parser(begun: bytes) -> None:
+def test_partial_request_behind_a_stream_survives_the_parser(begun: bytes) -> None:
     stream = post(b"x", target=b"/stream")
     assert [target for _, target, _ in serve([stream + begun, get(b"/a")], late=False)[0].seen] == [b"/stream"]
     rest = get(b"/a").replace(b"GET ", b"POST "[len(begun.strip(b"\r\n")) :])
@@ -41,7 +41,7 @@ def test_a_request_that_has_begun_behind_a_stream_is_not_forgotten_with_the_pars
 
 @pytest.mark.interpreted
 @given(st.sampled_from(ANSWERS), cuts)
-def test_answers_are_the_same_for_every_split(answer: bytes, at: list[int]) -> None:
+def test_responses_are_the_same_for_every_split(answer: bytes, at: list[int]) -> None:
     whole, _, shelf = ask([answer])
     cut, _, cut_shelf = ask(pieces(answer, at))
     assert whole.error is None
@@ -50,7 +50,7 @@ def test_answers_are_the_same_for_every_split(answer: bytes, at: list[int]) -> N
 
 
 @pytest.mark.interpreted
-def test_what_looks_like_a_whole_chunk_is_one_only_where_a_chunk_may_begin() -> None:
+def test_chunk_lookalikes_inside_a_chunk_are_data() -> None:
     head, body = NESTED
     whole, _, _ = ask([head + body])
     assert whole.body == b"a\nb\n5\r\nhello\r\nab\r\n\n\r\n3\r\nyou\r\nendend"

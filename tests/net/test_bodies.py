@@ -1,4 +1,4 @@
-"""The HTTP server: a body that nobody wants is not waited for, and never held."""
+"""The HTTP server: a request body that the handler rejects is not awaited or kept, and body memory is bounded."""
 
 import gc
 from typing import Any, cast
@@ -33,7 +33,7 @@ def wanted(exchange: Exchange) -> bool:
         b"POST /no HTTP/1.0\r\ncontent-length: 9\r\n\r\nhalf",
     ],
 )
-def test_a_request_whose_body_is_not_wanted_is_answered_without_it(start: bytes) -> None:
+def test_request_with_a_rejected_body_is_answered_without_it(start: bytes) -> None:
     async def main() -> None:
         async with serving(echo, wants_body=wanted) as server, peer(server.port) as client:
             client.send(start)
@@ -45,7 +45,7 @@ def test_a_request_whose_body_is_not_wanted_is_answered_without_it(start: bytes)
     run(main())
 
 
-def test_a_body_that_comes_with_its_head_is_not_asked_about() -> None:
+def test_body_that_arrives_with_its_head_is_accepted_without_asking() -> None:
     async def main() -> None:
         async with serving(echo, wants_body=wanted) as server, peer(server.port) as client:
             for _ in range(2):
@@ -55,7 +55,7 @@ def test_a_body_that_comes_with_its_head_is_not_asked_about() -> None:
     run(main())
 
 
-def test_a_body_is_asked_about_once_in_however_many_parts_it_comes() -> None:
+def test_wants_body_is_called_once_per_request() -> None:
     asked: list[bytes] = []
 
     def wants(exchange: Exchange) -> bool:
@@ -75,7 +75,7 @@ def test_a_body_is_asked_about_once_in_however_many_parts_it_comes() -> None:
     run(main())
 
 
-def test_what_was_asked_before_is_answered_before() -> None:
+def test_rejected_body_waits_for_the_response_of_an_earlier_request() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:
@@ -95,7 +95,7 @@ def test_what_was_asked_before_is_answered_before() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_client_that_keeps_sending_after_a_refusal_is_drained_for_a_limited_time() -> None:
+def test_client_sending_after_a_rejection_is_drained_for_a_limited_time() -> None:
     desk, wire = FakeOwner(), Wire()
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
@@ -111,7 +111,7 @@ def test_a_client_that_keeps_sending_after_a_refusal_is_drained_for_a_limited_ti
     assert desk.common.now == pytest.approx(Limits().body_timeout_s + LINGER_S, abs=2 * LINGER_S)
 
 
-def test_what_a_client_has_sent_is_let_go_of_when_it_leaves_in_the_middle() -> None:
+def test_partial_body_is_freed_when_the_client_disconnects() -> None:
     gc.collect()
     gc.disable()  # which would find it some day: with bodies of many megabytes too late
     try:
@@ -148,7 +148,7 @@ def length(size: int) -> bytes:
         ([(CHUNKED, b"%x\r\n" % LARGE + b"x" * LARGE)], 2 * LARGE),
     ],
 )
-def test_a_large_body_takes_as_much_of_the_room_as_it_may_get(bodies: list[tuple[bytes, bytes]], taken: int) -> None:
+def test_large_body_reserves_its_declared_size(bodies: list[tuple[bytes, bytes]], taken: int) -> None:
     desk = FakeOwner()
     desk.common.limits = ROOM
     for head, part in bodies:
@@ -168,7 +168,7 @@ def body_of(size: int) -> bytes:
 @pytest.mark.parametrize(
     "start", [length(LARGE), CHUNKED + b"%x\r\n" % LARGE + body_of(LARGE)], ids=["length", "chunked"]
 )
-def test_a_body_without_room_is_rejected_and_bodies_being_read_continue(start: bytes) -> None:
+def test_body_over_the_memory_limit_is_rejected_and_others_continue(start: bytes) -> None:
     async def main() -> None:
         async with (
             serving(echo, ROOM) as server,
@@ -197,7 +197,7 @@ def test_a_body_without_room_is_rejected_and_bodies_being_read_continue(start: b
     run(main())
 
 
-def test_a_body_that_would_never_have_room_is_read_when_there_is_no_other() -> None:
+def test_body_larger_than_the_shared_limit_is_read_when_it_is_alone() -> None:
     async def main() -> None:
         limits = Limits(body_bytes_max=3 * LARGE, bodies_bytes_max=LARGE)
         async with serving(echo, limits) as server, peer(server.port) as client:
@@ -227,7 +227,7 @@ def test_a_body_that_would_never_have_room_is_read_when_there_is_no_other() -> N
         pytest.param(CHUNKED + b"11170\r\n" + b"x" * 70_000 + b"\r\nnonsense", id="bad chunk"),
     ],
 )
-def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes]) -> None:
+def test_body_memory_is_released_however_a_request_ends(head: bytes, more: list[bytes]) -> None:
     desk, wire = FakeOwner(), Wire()
     desk.common.limits = ROOM
     connection = Connection(desk)
@@ -240,7 +240,7 @@ def test_room_is_given_back_however_a_request_ends(head: bytes, more: list[bytes
     assert desk.common.bodies_bytes == 0
 
 
-def test_room_is_given_back_when_a_body_does_not_come_in_time() -> None:
+def test_body_memory_is_released_when_a_body_times_out() -> None:
     desk, wire = FakeOwner(), Wire()
     desk.common.limits = ROOM
     connection = Connection(desk)

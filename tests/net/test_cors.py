@@ -1,4 +1,4 @@
-"""CORS: which pages a browser lets read our answers."""
+"""CORS: which web pages may read responses."""
 
 import pytest
 from tests.net.rig import get, peer, run, serving
@@ -24,7 +24,7 @@ ASKING = (b"access-control-request-method: POST", b"access-control-request-heade
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_page_may_read_an_answer_if_its_origin_is_listed(
+def test_listed_origin_may_read_responses(
     origins: tuple[str, ...], fields: tuple[bytes, ...], allowed: bytes | None, vary: bytes | None, stream: bool
 ) -> None:
     cors = Cors(origins)
@@ -49,7 +49,7 @@ def test_a_page_may_read_an_answer_if_its_origin_is_listed(
 
 
 @pytest.mark.parametrize(("origins", "may"), [(("*",), True), (("https://app.example",), True), ((), False)])
-def test_a_browser_that_asks_first_is_told(origins: tuple[str, ...], may: bool) -> None:
+def test_preflight_requests_are_answered(origins: tuple[str, ...], may: bool) -> None:
     cors = Cors(origins)
 
     def handle(exchange: Exchange) -> None:
@@ -90,5 +90,5 @@ def test_a_browser_that_asks_first_is_told(origins: tuple[str, ...], may: bool) 
         (b"file://", False),
     ],
 )
-def test_pages_of_other_hosts_are_foreign(origin: bytes, foreign: bool) -> None:
+def test_origins_of_other_hosts_are_foreign(origin: bytes, foreign: bool) -> None:
     assert is_foreign(origin) is foreign

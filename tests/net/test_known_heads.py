@@ -1,4 +1,4 @@
-"""A head that was read before is not parsed again, and what comes of it is the same as if it were."""
+"""The cache of parsed heads: a known head is not parsed again, and the result is the same as with the parser."""
 
 from typing import Any, Never, cast
 
@@ -41,7 +41,7 @@ def seen(*requests: bytes) -> Common:
 
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
-def test_a_known_head_needs_no_parser_whatever_the_length(
+def test_known_request_head_needs_no_parser_for_any_content_length(
     name: bytes, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spelt(body: bytes) -> bytes:
@@ -72,21 +72,21 @@ def test_a_known_head_needs_no_parser_whatever_the_length(
         post(b"hello", b"a: b", b"a: b"),
     ],
 )
-def test_everything_else_is_parsed_every_time(strange: bytes, request: pytest.FixtureRequest) -> None:
+def test_uncacheable_heads_are_parsed_every_time(strange: bytes, request: pytest.FixtureRequest) -> None:
     common = seen(post(b"hello"), strange)
     request.getfixturevalue("parserless")
     with pytest.raises(Parsed):
         serve([strange], late=False, common=common)
 
 
-def test_a_head_that_differs_is_another_head(request: pytest.FixtureRequest) -> None:
+def test_different_heads_do_not_share_a_cache_entry(request: pytest.FixtureRequest) -> None:
     common = seen(post(b"hello"))
     request.getfixturevalue("parserless")
     with pytest.raises(Parsed):
         serve([post(b"hello").replace(b"host: a", b"host: b")], late=False, common=common)
 
 
-def test_a_body_over_a_limit_is_refused_behind_a_known_head_too() -> None:
+def test_body_over_the_limit_is_rejected_behind_a_known_head() -> None:
     common = seen(post(b"hello"))
     desk, wire = serve([post(b"x" * 5001)], late=False, common=common)
     assert desk.seen == []
@@ -94,7 +94,7 @@ def test_a_body_over_a_limit_is_refused_behind_a_known_head_too() -> None:
     assert common.limits.body_bytes_max < SMALL_BODY_BYTES
 
 
-def test_only_some_heads_are_kept(request: pytest.FixtureRequest) -> None:
+def test_cache_of_heads_is_bounded(request: pytest.FixtureRequest) -> None:
     common = seen(*(get(b"/%d" % at, b"content-length: 0") for at in range(KEPT_MAX + 1)))
     request.getfixturevalue("parserless")
     serve([get(b"/%d" % KEPT_MAX, b"content-length: 0")], late=False, common=common)
@@ -103,7 +103,7 @@ def test_only_some_heads_are_kept(request: pytest.FixtureRequest) -> None:
 
 
 @given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=5), cuts, st.booleans())
-def test_requests_are_the_same_where_all_heads_are_known(requests: list[bytes], at: list[int], late: bool) -> None:
+def test_requests_are_the_same_with_known_heads(requests: list[bytes], at: list[int], late: bool) -> None:
     data = b"".join(requests)
     for parts in (pieces(data, at), requests):
         cold, answer = serve(parts, late)
@@ -146,7 +146,7 @@ def streamed(parts: list[bytes], known: dict[bytes, CachedHead], parser: object 
         [HEAD, EVENT + LAST],
     ],
 )
-def test_a_usual_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) -> None:
+def test_ordinary_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) -> None:
     known: dict[bytes, CachedHead] = {}
     cold, _ = streamed(parts, known)
     again, shelf = streamed(parts, known, Silent())
@@ -168,7 +168,7 @@ def test_a_usual_stream_with_a_known_head_needs_no_parser(parts: list[bytes]) ->
         [EVENT, LAST + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"],
     ],
 )
-def test_an_unusual_one_goes_through_it(rest: list[bytes]) -> None:
+def test_unusual_stream_goes_through_the_parser(rest: list[bytes]) -> None:
     for parts in ([HEAD, *rest], [HEAD + rest[0], *rest[1:]]):
         known: dict[bytes, CachedHead] = {}
         cold, cold_shelf = streamed(parts, known)
@@ -179,13 +179,13 @@ def test_an_unusual_one_goes_through_it(rest: list[bytes]) -> None:
 
 
 @pytest.mark.interpreted
-def test_heads_that_say_something_of_the_answer_are_not_kept() -> None:
+def test_response_specific_heads_are_not_cached() -> None:
     assert list(warm_known()) == [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]
 
 
 @pytest.mark.interpreted
 @given(st.sampled_from(ANSWERS), cuts)
-def test_answers_are_the_same_where_all_heads_are_known(answer: bytes, at: list[int]) -> None:
+def test_responses_are_the_same_with_known_heads(answer: bytes, at: list[int]) -> None:
     cold, _, cold_shelf = ask(pieces(answer, at))
     again, _, shelf = ask(pieces(answer, at), warm_known())
     assert again == cold
@@ -204,7 +204,7 @@ def ending(value: bytes) -> bytes:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("rest", [[EVENT, ending(b"451,7,100")], [EVENT + ending(b"451,7,100")], [ending(b"1,2,")]])
-def test_a_head_with_other_token_counts_is_known_and_so_are_they_at_the_end(rest: list[bytes]) -> None:
+def test_known_head_and_stream_end_match_with_other_token_counts(rest: list[bytes]) -> None:
     known: dict[bytes, CachedHead] = {}
     streamed([counted(b"9,0,"), EVENT, ending(b"9,1,")], known)
     cold, _ = streamed([counted(b"451,0,100"), *rest], {})
@@ -240,7 +240,7 @@ names = st.sampled_from(
 
 @pytest.mark.interpreted
 @given(st.lists(st.tuples(values, names, values, st.booleans()), min_size=1, max_size=6))
-def test_whatever_is_said_of_tokens_is_what_a_parser_would_have_read(
+def test_token_counts_equal_those_that_the_parser_reads(
     streams: list[tuple[bytes, bytes, bytes, bool]],
 ) -> None:
     known: dict[bytes, CachedHead] = {}

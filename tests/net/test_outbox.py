@@ -1,4 +1,4 @@
-"""What is sent in one round of the event loop leaves at its end, in order, and nothing of it is lost or sent late."""
+"""Writes of one event-loop iteration are sent together at its end: in order, none lost, none late."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def sender(outbox: Outbox, wire: Wire) -> Sender:
     return made
 
 
-def test_pieces_of_a_round_leave_together_at_its_end() -> None:
+def test_writes_of_an_iteration_are_sent_together_at_its_end() -> None:
     async def main() -> None:
         log: list[tuple[str, bytes]] = []
         outbox = Outbox(asyncio.get_running_loop())
@@ -94,7 +94,7 @@ def test_few_writes_are_sent_at_once_and_many_are_batched() -> None:
     assert not loop.soon
 
 
-def test_order_is_kept_between_what_waits_and_what_would_go_at_once() -> None:
+def test_order_is_kept_between_batched_and_immediate_writes() -> None:
     async def main() -> None:
         log: list[tuple[str, bytes]] = []
         one = sender(Outbox(asyncio.get_running_loop()), Wire(log, "a"))
@@ -112,7 +112,7 @@ def test_order_is_kept_between_what_waits_and_what_would_go_at_once() -> None:
     run(main())
 
 
-def test_a_broken_connection_costs_no_other_its_bytes() -> None:
+def test_broken_connection_does_not_affect_writes_of_others() -> None:
     async def main() -> None:
         log: list[tuple[str, bytes]] = []
         told: list[Any] = []
@@ -146,7 +146,7 @@ class Follower(Sender):
 
 
 @pytest.mark.interpreted
-def test_what_has_time_goes_on_a_few_at_a_time_and_leaves_together() -> None:
+def test_deferred_work_runs_in_small_batches_and_is_sent_together() -> None:
     loop, log = Loop(), list[tuple[str, bytes]]()
     outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
     some = [Follower(outbox, log, str(at)) for at in range(2 * SOME + 1)]
@@ -164,7 +164,7 @@ def test_what_has_time_goes_on_a_few_at_a_time_and_leaves_together() -> None:
 
 
 @pytest.mark.interpreted
-def test_of_many_more_go_on_at_a_time_and_nothing_waits_for_the_last_of_those_that_keep_coming() -> None:
+def test_deferred_batches_grow_with_the_backlog_and_do_not_wait_for_new_arrivals() -> None:
     loop, log = Loop(), list[tuple[str, bytes]]()
     outbox = Outbox(cast(asyncio.AbstractEventLoop, loop))
     waiting = 2 * TOGETHER
@@ -183,7 +183,7 @@ def test_of_many_more_go_on_at_a_time_and_nothing_waits_for_the_last_of_those_th
 
 
 @pytest.mark.interpreted
-def test_a_connection_that_cannot_go_on_keeps_no_other_from_it() -> None:
+def test_failing_deferred_connection_does_not_block_others() -> None:
     async def main() -> None:
         log: list[tuple[str, bytes]] = []
         told: list[Any] = []
@@ -201,7 +201,7 @@ def test_a_connection_that_cannot_go_on_keeps_no_other_from_it() -> None:
     run(main())
 
 
-def test_without_a_loop_everything_goes_as_it_comes() -> None:
+def test_writes_without_a_loop_are_immediate() -> None:
     log: list[tuple[str, bytes]] = []
     one = sender(UNBATCHED, Wire(log, "a"))
     for _ in range(2 * AT_ONCE):
@@ -211,7 +211,7 @@ def test_without_a_loop_everything_goes_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
-def test_an_answer_that_waits_is_sent_before_its_connection_closes(keep_alive: bool) -> None:
+def test_pending_response_is_sent_before_its_connection_closes(keep_alive: bool) -> None:
     """All answers of a round are held back, and some of their connections are closed in the same round."""
     clients = 4 * AT_ONCE
 

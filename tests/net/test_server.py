@@ -17,7 +17,7 @@ def code_of(body: bytes) -> str:
     return str(msgspec.json.decode(body)["error"]["code"])
 
 
-def test_requests_on_one_connection_are_answered_in_turn() -> None:
+def test_requests_on_one_connection_are_answered_in_order() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             for n in range(3):
@@ -55,7 +55,7 @@ def test_pipelined_requests_are_answered_in_order_even_when_the_first_is_slow() 
     run(main())
 
 
-def test_more_pipelined_requests_than_allowed_end_the_connection_after_the_allowed_ones() -> None:
+def test_excess_pipelined_requests_close_the_connection_after_the_allowed_ones() -> None:
     async def main() -> None:
         async with serving(echo, Limits(pipelined_max=3)) as server, peer(server.port) as client:
             client.send(get() * 10)
@@ -66,7 +66,7 @@ def test_more_pipelined_requests_than_allowed_end_the_connection_after_the_allow
     run(main())
 
 
-def test_what_is_pipelined_behind_a_request_is_read_only_up_to_a_bound() -> None:
+def test_pipelined_bytes_are_read_only_up_to_a_bound() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_what_is_pipelined_behind_a_request_is_read_only_up_to_a_bound() -> None
         (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", True),
     ],
 )
-def test_the_connection_is_kept_exactly_when_the_client_asked_for_it(request_: bytes, keeps: bool) -> None:
+def test_connection_is_kept_alive_exactly_when_the_client_asks_for_it(request_: bytes, keeps: bool) -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(request_)
@@ -115,7 +115,7 @@ def test_the_connection_is_kept_exactly_when_the_client_asked_for_it(request_: b
     run(main())
 
 
-def test_an_http_1_0_client_gets_a_stream_without_chunks_and_then_the_end() -> None:
+def test_http_1_0_stream_is_unchunked_and_ends_with_the_connection() -> None:
     def handler(exchange: Exchange) -> None:
         exchange.start(200, [])
         exchange.write(b"a")
@@ -154,7 +154,7 @@ def test_expect_100_continue_is_answered_before_the_body_is_sent() -> None:
     run(main())
 
 
-def test_expect_100_continue_behind_another_request_waits_its_turn() -> None:
+def test_expect_100_continue_behind_another_request_waits_for_its_response() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(get() + b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
@@ -166,7 +166,7 @@ def test_expect_100_continue_behind_another_request_waits_its_turn() -> None:
     run(main())
 
 
-def test_a_too_large_expected_body_is_refused_without_a_100() -> None:
+def test_too_large_expected_body_is_rejected_without_100() -> None:
     async def main() -> None:
         async with serving(echo, Limits(body_bytes_max=10)) as server, peer(server.port) as client:
             client.send(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 11\r\n\r\n")
@@ -175,7 +175,7 @@ def test_a_too_large_expected_body_is_refused_without_a_100() -> None:
     run(main())
 
 
-def test_an_offer_to_upgrade_is_served_as_plain_http() -> None:
+def test_upgrade_offer_is_served_as_plain_http() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAA")
@@ -190,7 +190,7 @@ def test_an_offer_to_upgrade_is_served_as_plain_http() -> None:
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def test_a_chunked_request_body_is_put_together_and_its_trailers_dropped() -> None:
+def test_chunked_request_body_is_joined_and_its_trailers_dropped() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(CHUNKED + b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nx-t: 1\r\n\r\n" + get())
@@ -200,7 +200,7 @@ def test_a_chunked_request_body_is_put_together_and_its_trailers_dropped() -> No
     run(main())
 
 
-def test_a_client_that_reads_nothing_of_a_stream_is_cut_off_and_the_handler_told() -> None:
+def test_stream_client_that_reads_nothing_is_disconnected_and_the_handler_notified() -> None:
     gone: list[bool] = []
     paused: list[str] = []
 
@@ -222,7 +222,7 @@ def test_a_client_that_reads_nothing_of_a_stream_is_cut_off_and_the_handler_told
     run(main())
 
 
-def test_a_handler_that_ignores_the_pause_loses_the_client_at_the_buffer_bound() -> None:
+def test_handler_that_ignores_pause_is_disconnected_at_the_buffer_limit() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:
@@ -240,7 +240,7 @@ def test_a_handler_that_ignores_the_pause_loses_the_client_at_the_buffer_bound()
     run(main())
 
 
-def test_a_slow_reader_pauses_and_resumes_the_handler() -> None:
+def test_slow_reader_pauses_and_resumes_the_handler() -> None:
     told: list[str] = []
     exchanges: list[Exchange] = []
 
@@ -264,7 +264,7 @@ def test_a_slow_reader_pauses_and_resumes_the_handler() -> None:
     run(main())
 
 
-def test_a_client_that_leaves_is_noticed_at_once_and_late_writes_are_harmless() -> None:
+def test_disconnect_is_noticed_at_once_and_late_writes_are_harmless() -> None:
     exchanges: list[Exchange] = []
     gone: list[int] = []
 
@@ -287,7 +287,7 @@ def test_a_client_that_leaves_is_noticed_at_once_and_late_writes_are_harmless() 
     run(main())
 
 
-def test_a_half_closed_client_counts_as_gone_but_gets_answers_that_were_ready() -> None:
+def test_half_closed_client_counts_as_gone_but_gets_ready_responses() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(get())
@@ -298,7 +298,7 @@ def test_a_half_closed_client_counts_as_gone_but_gets_answers_that_were_ready() 
     run(main())
 
 
-def test_an_aborted_stream_has_no_clean_end() -> None:
+def test_aborted_stream_has_no_clean_end() -> None:
     def handler(exchange: Exchange) -> None:
         exchange.start(200, [])
         exchange.write(b"data")
@@ -314,7 +314,7 @@ def test_an_aborted_stream_has_no_clean_end() -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_handler_that_raises_costs_one_answer_and_is_reported(started: bool) -> None:
+def test_exception_in_a_handler_fails_one_request_and_is_reported(started: bool) -> None:
     reports: list[str] = []
 
     def handler(exchange: Exchange) -> None:
@@ -337,7 +337,7 @@ def test_a_handler_that_raises_costs_one_answer_and_is_reported(started: bool) -
     run(main())
 
 
-def test_bytes_behind_the_last_request_of_a_connection_are_dropped_and_do_not_hurry_its_answer() -> None:
+def test_bytes_behind_the_last_request_are_dropped_without_affecting_its_response() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:
@@ -354,7 +354,7 @@ def test_bytes_behind_the_last_request_of_a_connection_are_dropped_and_do_not_hu
     run(main())
 
 
-def test_a_connection_that_drains_drops_what_was_pipelined_behind_the_current_answer() -> None:
+def test_draining_connection_drops_pipelined_requests() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_accepted_sockets_do_not_delay_small_writes(clients: int) -> None:
     run(main())
 
 
-def test_draining_finishes_what_runs_closes_what_idles_and_accepts_nothing_new() -> None:
+def test_drain_finishes_active_requests_closes_idle_connections_and_stops_accepting() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:
@@ -410,7 +410,7 @@ def test_draining_finishes_what_runs_closes_what_idles_and_accepts_nothing_new()
     run(main())
 
 
-def test_a_request_during_a_drain_is_answered_with_connection_close() -> None:
+def test_request_during_a_drain_is_answered_with_connection_close() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:
@@ -437,7 +437,7 @@ def test_a_request_during_a_drain_is_answered_with_connection_close() -> None:
     run(main())
 
 
-def test_connections_that_stay_silent_while_the_server_drains_are_closed_when_their_time_is_over() -> None:
+def test_silent_connections_are_closed_after_their_timeout_during_a_drain() -> None:
     async def main() -> None:
         async with serving(echo, Limits(idle_timeout_s=0.2)) as server, peer(server.port) as idle:
             await until(lambda: server.connections == 1)
@@ -447,7 +447,7 @@ def test_connections_that_stay_silent_while_the_server_drains_are_closed_when_th
     run(main())
 
 
-def test_draining_gives_up_after_the_grace() -> None:
+def test_drain_ends_after_the_grace_period() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:
@@ -459,7 +459,7 @@ def test_draining_gives_up_after_the_grace() -> None:
     run(main())
 
 
-def test_a_taken_port_is_an_os_error_and_another_one_can_be_tried() -> None:
+def test_occupied_port_is_an_os_error_and_start_can_be_retried() -> None:
     async def main() -> None:
         other = HttpServer(echo, Limits())
         async with serving(echo) as server:
@@ -474,7 +474,7 @@ def test_a_taken_port_is_an_os_error_and_another_one_can_be_tried() -> None:
     run(main())
 
 
-def test_what_the_kernel_may_hold_unsent_is_bounded_where_asked() -> None:
+def test_unsent_bytes_in_the_kernel_are_bounded_when_configured() -> None:
     most, piece = 65_536, 16_384
     waiting: list[Exchange] = []
 

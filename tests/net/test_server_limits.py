@@ -1,4 +1,4 @@
-"""The HTTP server: what goes over a limit is refused or cut off, and the client can tell why."""
+"""The HTTP server's limits: excess is rejected or disconnected, and the client gets the reason."""
 
 import asyncio
 import contextlib
@@ -51,9 +51,7 @@ SMALL = Limits(header_bytes_max=2048, headers_max=16, body_bytes_max=5000)
 
 
 @pytest.mark.parametrize(("data", "status", "code"), BAD)
-def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
-    data: bytes, status: int, code: Code
-) -> None:
+def test_invalid_request_gets_an_error_object_and_closes_the_connection(data: bytes, status: int, code: Code) -> None:
     refused: list[Code] = []
 
     async def main() -> None:
@@ -70,7 +68,7 @@ def test_what_is_not_acceptable_gets_an_error_object_and_the_connection_closes(
     run(main())
 
 
-def test_a_client_that_expects_http_2_is_told_that_there_is_none() -> None:
+def test_http_2_client_gets_an_explanatory_error() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -90,7 +88,7 @@ def test_a_client_that_expects_http_2_is_told_that_there_is_none() -> None:
         (b"host: a\r\ncontent-length: 9\r\n\r\nslow", 408, "timeout_error", "request_timeout"),
     ],
 )
-def test_errors_of_the_messages_endpoint_have_anthropics_format(
+def test_messages_endpoint_errors_have_the_anthropic_format(
     target: bytes, rest: bytes, status: int, kind: str, code: str
 ) -> None:
     async def main() -> None:
@@ -106,7 +104,7 @@ def test_errors_of_the_messages_endpoint_have_anthropics_format(
     run(main())
 
 
-def test_bytes_behind_a_message_are_rejected_in_our_own_format() -> None:
+def test_error_for_bytes_behind_a_message_has_the_default_format() -> None:
     async def main() -> None:
         async with serving(echo, SMALL) as server, peer(server.port) as client:
             client.send(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhi" + b"\x00nonsense\r\n")
@@ -118,7 +116,7 @@ def test_bytes_behind_a_message_are_rejected_in_our_own_format() -> None:
     run(main())
 
 
-def test_a_mistake_in_a_handler_is_told_in_the_words_of_the_path() -> None:
+def test_internal_error_has_the_format_of_the_path() -> None:
     def broken(exchange: Exchange) -> None:
         raise RuntimeError("a mistake")
 
@@ -134,7 +132,7 @@ def test_a_mistake_in_a_handler_is_told_in_the_words_of_the_path() -> None:
     run(main())
 
 
-def test_bad_bytes_behind_good_requests_are_refused_after_these_were_answered() -> None:
+def test_invalid_bytes_are_rejected_after_earlier_requests_are_answered() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:
@@ -149,7 +147,7 @@ def test_bad_bytes_behind_good_requests_are_refused_after_these_were_answered() 
     run(main())
 
 
-def test_a_head_of_just_the_allowed_size_passes_in_one_read_with_a_body_behind_it() -> None:
+def test_head_of_the_maximum_size_passes_with_a_body_in_the_same_read() -> None:
     async def main() -> None:
         async with serving(echo, SMALL) as server, peer(server.port) as client:
             client.send(post(b"b" * 4000, b"x: " + b"y" * 1900))
@@ -158,7 +156,7 @@ def test_a_head_of_just_the_allowed_size_passes_in_one_read_with_a_body_behind_i
     run(main())
 
 
-def test_a_client_that_is_still_sending_a_refused_body_can_read_the_refusal() -> None:
+def test_client_still_sending_a_rejected_body_can_read_the_error() -> None:
     async def main() -> None:
         async with serving(echo, SMALL) as server, peer(server.port) as client:
             client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 3_000_000)
@@ -176,7 +174,7 @@ def test_a_client_that_is_still_sending_a_refused_body_can_read_the_refusal() ->
         (get(), Limits(idle_timeout_s=0.1), b"200"),
     ],
 )
-def test_a_client_that_falls_silent_is_cut_off(part: bytes, limits: Limits, answer: bytes) -> None:
+def test_silent_client_is_disconnected(part: bytes, limits: Limits, answer: bytes) -> None:
     async def main() -> None:
         async with serving(echo, limits) as server, peer(server.port) as client:
             client.send(part)
@@ -186,7 +184,7 @@ def test_a_client_that_falls_silent_is_cut_off(part: bytes, limits: Limits, answ
     run(main())
 
 
-def test_a_slowloris_that_drips_header_bytes_is_cut_off() -> None:
+def test_slowloris_client_is_disconnected() -> None:
     async def main() -> None:
         async with serving(echo, Limits(head_timeout_s=0.2)) as server, peer(server.port) as client:
             client.send(b"GET / HTTP/1.1\r\n")
@@ -200,7 +198,7 @@ def test_a_slowloris_that_drips_header_bytes_is_cut_off() -> None:
     run(main())
 
 
-def test_too_many_connections_are_refused_with_503_while_all_others_are_busy() -> None:
+def test_connections_over_the_limit_get_503_while_all_others_are_busy() -> None:
     waiting: list[Exchange] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""HTTPS: pairs that are good or bad, their renewal under open connections, and clients that misbehave below HTTP."""
+"""HTTPS: valid and invalid certificates, their renewal under open connections, and clients that misbehave in TLS."""
 
 import asyncio
 import io
@@ -66,14 +66,14 @@ def https(folder: Path, handler: Handler, **limits: float) -> "tuple[HttpServer,
 
 @settings(max_examples=40, deadline=None)
 @given(st.datetimes(datetime(1951, 1, 1), datetime(9999, 12, 31)).map(lambda at: at.replace(microsecond=0)))
-def test_a_certificate_ends_when_its_issuer_says(tmp_path_factory: pytest.TempPathFactory, until_: datetime) -> None:
+def test_certificate_expiry_is_read_from_the_file(tmp_path_factory: pytest.TempPathFactory, until_: datetime) -> None:
     leaf = CA.issue_cert("a", not_before=datetime(1950, 1, 1), not_after=until_)
     spec = write(tmp_path_factory.mktemp("pair"), leaf)
 
     assert load(spec).expires_s == until_.replace(tzinfo=UTC).timestamp()
 
 
-def test_a_loaded_pair_takes_no_old_protocol(tmp_path: Path) -> None:
+def test_old_tls_versions_are_rejected(tmp_path: Path) -> None:
     context = load(write(tmp_path, issue())).context
 
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -101,7 +101,7 @@ GARBAGE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
         ("weak", "weak", {"certificate": "EE_KEY_TOO_SMALL"}),
     ],
 )
-def test_a_bad_pair_says_what_is_wrong(
+def test_invalid_certificate_files_have_a_reason(
     tmp_path: Path, certificate: bytes | str | None, key: bytes | str | None, wrong: dict[str, str]
 ) -> None:
     texts = pems(tmp_path)
@@ -145,7 +145,7 @@ def pems(folder: Path) -> dict[tuple[str, str], bytes]:
 # --- renewal
 
 
-def test_a_new_certificate_serves_new_connections_and_open_ones_go_on(tmp_path: Path) -> None:
+def test_renewed_certificate_serves_new_connections_and_open_ones_continue(tmp_path: Path) -> None:
     async def main() -> None:
         old, new = issue(), issue()
         watched = Watched(write(tmp_path, old))
@@ -177,7 +177,7 @@ def test_a_new_certificate_serves_new_connections_and_open_ones_go_on(tmp_path: 
     run(main())
 
 
-def test_a_folder_that_is_swapped_by_a_symlink_is_noticed(tmp_path: Path) -> None:
+def test_certificate_folder_swapped_by_a_symlink_is_noticed(tmp_path: Path) -> None:
     new = issue(NOW_S + 3 * EXPIRY_WARNING_S)
     for name, leaf in (("one", issue()), ("two", new)):
         (tmp_path / name).mkdir()
@@ -196,7 +196,7 @@ def test_a_folder_that_is_swapped_by_a_symlink_is_noticed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["half", "stranger", "gone", "expired"])
-def test_a_broken_pair_keeps_the_old_one_and_says_so_once(tmp_path: Path, damage: str) -> None:
+def test_invalid_renewal_keeps_the_old_certificate_and_warns_once(tmp_path: Path, damage: str) -> None:
     old, new = issue(), issue(NOW_S + 3 * EXPIRY_WARNING_S)
     spec = write(tmp_path, old)
     watched = Watched(spec)
@@ -221,12 +221,12 @@ def test_a_broken_pair_keeps_the_old_one_and_says_so_once(tmp_path: Path, damage
     assert watched.metrics.gauge("tls_certificate_expiry_seconds").value == NOW_S + 3 * EXPIRY_WARNING_S
 
 
-def test_a_listener_does_not_start_with_a_broken_pair(tmp_path: Path) -> None:
+def test_listener_does_not_start_with_an_invalid_certificate(tmp_path: Path) -> None:
     with pytest.raises(BadPair, match=r"certificate: found .*No such file.*; key: found"):
         Watched(TlsSpec(str(tmp_path / "a.pem"), str(tmp_path / "a.key")))
 
 
-def test_every_certificate_that_ends_soon_is_warned_of_once(tmp_path: Path) -> None:
+def test_expiring_certificate_is_warned_of_once(tmp_path: Path) -> None:
     watched = Watched(write(tmp_path, issue(NOW_S + EXPIRY_WARNING_S - 1)))
     watched.look(3)
     write(tmp_path, issue(NOW_S + 1))
@@ -240,7 +240,7 @@ def test_every_certificate_that_ends_soon_is_warned_of_once(tmp_path: Path) -> N
     ]
 
 
-def test_an_expired_certificate_is_replaced_even_by_one_that_has_expired_too(tmp_path: Path) -> None:
+def test_expired_certificate_is_replaced_even_by_another_expired_one(tmp_path: Path) -> None:
     watched = Watched(write(tmp_path, issue(NOW_S - 2)))
     write(tmp_path, issue(NOW_S - 1))
     watched.look(3)
@@ -252,7 +252,7 @@ def test_an_expired_certificate_is_replaced_even_by_one_that_has_expired_too(tmp
 # --- clients
 
 
-def test_requests_are_served_and_refused_as_without_tls(tmp_path: Path) -> None:
+def test_requests_are_served_and_rejected_as_without_tls(tmp_path: Path) -> None:
     async def main() -> None:
         server, start = https(tmp_path, echo, header_bytes_max=4096)
         await start()
@@ -271,7 +271,7 @@ def test_requests_are_served_and_refused_as_without_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [b"/v1/chat/completions", b"/v1/messages"])
-def test_a_request_without_tls_gets_an_error_that_says_so_and_is_not_served(tmp_path: Path, target: bytes) -> None:
+def test_plaintext_request_on_a_tls_port_gets_an_explanatory_error(tmp_path: Path, target: bytes) -> None:
     served: list[Exchange] = []
 
     async def main() -> None:
@@ -297,7 +297,7 @@ def test_a_request_without_tls_gets_an_error_that_says_so_and_is_not_served(tmp_
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x80\x00", b"\x16\x03\x01\x02\x00\x01"])
-def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path: Path, sent: bytes) -> None:
+def test_unfinished_handshake_times_out(tmp_path: Path, sent: bytes) -> None:
     async def main() -> None:
         server, start = https(tmp_path, echo, head_timeout_s=0.2)
         await start()
@@ -312,7 +312,7 @@ def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path: Path, sent: 
     run(main())
 
 
-def test_a_client_that_never_says_goodbye_does_not_hold_up_the_drain(tmp_path: Path) -> None:
+def test_client_without_close_notify_does_not_delay_the_drain(tmp_path: Path) -> None:
     async def main() -> None:
         server, start = https(tmp_path, echo, idle_timeout_s=60.0, write_timeout_s=60.0)
         await start()
@@ -341,7 +341,7 @@ def hold_little(client: Peer) -> None:
 
 
 @pytest.mark.interpreted
-def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
+def test_slow_client_gets_its_whole_response_before_the_connection_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_S", 0.4)
@@ -367,7 +367,7 @@ def test_a_slow_client_gets_its_whole_answer_before_the_connection_closes(
 
 
 @pytest.mark.interpreted
-def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_way_for_the_end(
+def test_delayed_server_does_not_mistake_a_pause_in_transmission_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, seen = 16 * 1024 * 1024, [1, 0]
@@ -400,7 +400,7 @@ def test_a_server_that_was_held_up_does_not_take_a_moment_without_bytes_under_wa
     run(main())
 
 
-def test_a_client_that_reads_nothing_is_cut(tmp_path: Path) -> None:
+def test_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
     async def main() -> None:
         server, start = https(
             tmp_path, lambda exchange: exchange.respond(200, [], bytes(32 * 1024 * 1024)), write_timeout_s=0.2
@@ -416,7 +416,7 @@ def test_a_client_that_reads_nothing_is_cut(tmp_path: Path) -> None:
     run(main())
 
 
-def test_the_writer_of_a_stream_is_told_that_its_client_is_behind(tmp_path: Path) -> None:
+def test_stream_writer_is_paused_when_its_client_is_slow(tmp_path: Path) -> None:
     async def main() -> None:
         streams: list[Exchange] = []
         server, start = https(tmp_path, streams.append)
@@ -448,7 +448,7 @@ def test_the_writer_of_a_stream_is_told_that_its_client_is_behind(tmp_path: Path
     run(main())
 
 
-def test_a_pool_talks_to_servers_whose_certificate_it_trusts(tmp_path: Path) -> None:
+def test_pool_connects_only_to_trusted_servers(tmp_path: Path) -> None:
     async def main() -> None:
         server, start = https(tmp_path, echo)
         await start()
@@ -471,7 +471,7 @@ def test_a_pool_talks_to_servers_whose_certificate_it_trusts(tmp_path: Path) -> 
     run(main())
 
 
-def test_a_server_without_tls_half_closes_as_ever() -> None:
+def test_server_without_tls_still_half_closes() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:
             client.send(b"NONSENSE\r\n\r\n")

@@ -22,7 +22,7 @@ def closed_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_many_calls_in_a_row_share_one_connection() -> None:
+def test_consecutive_calls_share_one_connection() -> None:
     script = Script([OK] * 50)
 
     async def main() -> None:
@@ -37,7 +37,7 @@ def test_many_calls_in_a_row_share_one_connection() -> None:
     run(main())
 
 
-def test_the_first_request_of_each_connection_greets() -> None:
+def test_greeting_headers_are_sent_once_per_connection() -> None:
     async def main() -> None:
         heard: list[bytes | None] = []
 
@@ -57,7 +57,7 @@ def test_the_first_request_of_each_connection_greets() -> None:
     run(main())
 
 
-def test_as_many_connections_as_calls_at_once_and_the_latest_used_is_used_first() -> None:
+def test_concurrent_calls_open_connections_and_the_latest_used_is_reused_first() -> None:
     async def main() -> None:
         async with serving(echo) as server, pooling(server.port) as pool:
             logs = [Log() for _ in range(5)]
@@ -74,7 +74,7 @@ def test_as_many_connections_as_calls_at_once_and_the_latest_used_is_used_first(
     run(main())
 
 
-def test_of_many_calls_at_once_only_some_connect_and_the_others_after_them() -> None:
+def test_concurrent_connection_attempts_are_limited() -> None:
     async def main() -> None:
         async with serving(echo) as server, pooling(server.port) as pool:
             logs = [Log() for _ in range(3 * CONNECTING_MAX)]
@@ -87,7 +87,7 @@ def test_of_many_calls_at_once_only_some_connect_and_the_others_after_them() -> 
     run(main())
 
 
-def test_a_call_waiting_to_connect_takes_a_released_connection_or_fails_with_the_others() -> None:
+def test_waiting_call_takes_a_released_connection_or_fails_with_the_others() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             logs = [Log() for _ in range(CONNECTING_MAX + 3)]
@@ -122,7 +122,7 @@ def test_idle_connections_are_bounded_in_number_and_age() -> None:
     run(main())
 
 
-def test_a_stream_arrives_in_pieces_with_its_trailers() -> None:
+def test_stream_arrives_in_pieces_with_trailers() -> None:
     def handler(exchange: Exchange) -> None:
         exchange.start(200, [(b"X-Upper", b"Kept")])
         exchange.write(b"data: 1\n\n")
@@ -142,7 +142,7 @@ def test_a_stream_arrives_in_pieces_with_its_trailers() -> None:
 
 
 @pytest.mark.parametrize("steps", [[None], [b"", None]])
-def test_a_stale_pooled_connection_is_replaced_once(steps: list[bytes | None]) -> None:
+def test_stale_pooled_connection_is_replaced_once(steps: list[bytes | None]) -> None:
     script = Script([OK, *steps], [OK])
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_stale_pooled_connection_is_replaced_once(steps: list[bytes | None]) -
     run(main())
 
 
-def test_a_fresh_connection_that_is_closed_unanswered_is_lost_and_not_retried() -> None:
+def test_fresh_connection_closed_without_response_is_not_retried() -> None:
     script = Script([b"", None])
 
     async def main() -> None:
@@ -180,7 +180,7 @@ def test_a_fresh_connection_that_is_closed_unanswered_is_lost_and_not_retried() 
         (b"HTTP/1.1 200 OK\r\ncont", b""),
     ],
 )
-def test_an_answer_that_ends_early_is_lost(answer: bytes, body: bytes) -> None:
+def test_truncated_response_is_lost(answer: bytes, body: bytes) -> None:
     async def main() -> None:
         async with scripted(Script([answer, None])) as port, pooling(port) as pool:
             log = Log()
@@ -192,7 +192,7 @@ def test_an_answer_that_ends_early_is_lost(answer: bytes, body: bytes) -> None:
     run(main())
 
 
-def test_an_answer_without_a_length_ends_with_the_connection() -> None:
+def test_response_without_length_ends_with_the_connection() -> None:
     async def main() -> None:
         async with scripted(Script([b"HTTP/1.1 200 OK\r\n\r\nto the end", None])) as port, pooling(port) as pool:
             log = Log()
@@ -207,7 +207,7 @@ def test_an_answer_without_a_length_ends_with_the_connection() -> None:
     "answer",
     [b"rubbish\r\n\r\n", b"HTTP/1.1 101 Hm\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", b"x: y\r\n" * 20_000],
 )
-def test_what_is_not_http_is_a_protocol_error(answer: bytes) -> None:
+def test_non_http_response_is_a_protocol_error(answer: bytes) -> None:
     async def main() -> None:
         async with scripted(Script([answer])) as port, pooling(port) as pool:
             log = Log()
@@ -219,7 +219,7 @@ def test_what_is_not_http_is_a_protocol_error(answer: bytes) -> None:
     run(main())
 
 
-def test_a_head_without_end_is_a_protocol_error() -> None:
+def test_endless_response_head_is_a_protocol_error() -> None:
     async def main() -> None:
         async with scripted(Script([b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000])) as port, pooling(port) as pool:
             log = Log()
@@ -232,7 +232,7 @@ def test_a_head_without_end_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("extra", [b"garbage", OK, b"\r\nHTTP/1.1 200 OK\r\nx: "])
-def test_bytes_after_the_end_are_never_forwarded_and_cost_the_connection(extra: bytes) -> None:
+def test_bytes_after_the_response_are_dropped_and_close_the_connection(extra: bytes) -> None:
     script = Script([OK + extra], [OK])
 
     async def main() -> None:
@@ -247,7 +247,7 @@ def test_bytes_after_the_end_are_never_forwarded_and_cost_the_connection(extra: 
     run(main())
 
 
-def test_a_large_answer_is_taken_in_parts_and_what_follows_it_is_not_for_the_next_call() -> None:
+def test_bytes_behind_a_large_response_do_not_reach_the_next_call() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             wire, first, second = Wire(), Log(), Log()
@@ -264,7 +264,7 @@ def test_a_large_answer_is_taken_in_parts_and_what_follows_it_is_not_for_the_nex
     run(main())
 
 
-def test_what_was_read_when_the_sink_has_enough_is_kept_until_it_takes_more() -> None:
+def test_data_read_while_the_sink_is_paused_is_kept_until_it_resumes() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             upstream, log = Upstream(pool), Log()
@@ -281,7 +281,7 @@ def test_what_was_read_when_the_sink_has_enough_is_kept_until_it_takes_more() ->
     run(main())
 
 
-def test_interim_answers_are_dropped() -> None:
+def test_interim_responses_are_dropped() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
 
     async def main() -> None:
@@ -296,7 +296,7 @@ def test_interim_answers_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 304 Not Modified\r\n\r\n"])
-def test_answers_without_a_body_end_at_their_head(answer: bytes) -> None:
+def test_responses_without_a_body_end_after_their_head(answer: bytes) -> None:
     script = Script([answer, OK])
 
     async def main() -> None:
@@ -311,7 +311,7 @@ def test_answers_without_a_body_end_at_their_head(answer: bytes) -> None:
     run(main())
 
 
-def test_an_upstream_that_says_close_is_not_used_again() -> None:
+def test_connection_with_close_header_is_not_reused() -> None:
     script = Script([OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")])
 
     async def main() -> None:
@@ -325,7 +325,7 @@ def test_an_upstream_that_says_close_is_not_used_again() -> None:
     run(main())
 
 
-def test_a_closed_port_is_a_connect_error_and_nothing_was_sent() -> None:
+def test_closed_port_is_a_connect_error() -> None:
     async def main() -> None:
         async with pooling(closed_port()) as pool:
             log = Log()
@@ -337,7 +337,7 @@ def test_a_closed_port_is_a_connect_error_and_nothing_was_sent() -> None:
     run(main())
 
 
-def test_an_address_that_swallows_connection_attempts_is_given_up_after_the_timeout() -> None:
+def test_unresponsive_address_fails_after_the_connect_timeout() -> None:
     async def main() -> None:
         with socket.socket() as full:
             full.bind(("127.0.0.1", 0))
@@ -359,7 +359,7 @@ def test_an_address_that_swallows_connection_attempts_is_given_up_after_the_time
     run(main())
 
 
-def test_cancel_closes_the_connection_and_nothing_more_is_heard() -> None:
+def test_cancel_closes_the_connection_without_further_callbacks() -> None:
     exchanges: list[Exchange] = []
     gone: list[int] = []
 
@@ -399,7 +399,7 @@ def test_cancel_while_connecting_sends_nothing() -> None:
     run(main())
 
 
-def test_a_paused_call_holds_the_upstream_back() -> None:
+def test_paused_call_applies_backpressure_to_the_upstream() -> None:
     exchanges: list[Exchange] = []
     told: list[str] = []
 
@@ -433,7 +433,7 @@ def test_a_paused_call_holds_the_upstream_back() -> None:
     run(main())
 
 
-def test_closing_the_pool_fails_what_is_under_way() -> None:
+def test_closing_the_pool_fails_calls_in_flight() -> None:
     exchanges: list[Exchange] = []
 
     async def main() -> None:
@@ -455,7 +455,7 @@ def test_closing_the_pool_fails_what_is_under_way() -> None:
     run(main())
 
 
-def test_a_large_request_arrives_whole() -> None:
+def test_large_request_arrives_completely() -> None:
     async def main() -> None:
         async with serving(echo) as server, pooling(server.port) as pool:
             log = Log()

@@ -1,4 +1,4 @@
-"""Events in the middle of a stream are handed on when nothing is more urgent: in order, all, and no others."""
+"""Events in the middle of a stream are passed on with lower priority: in order, completely, and no others."""
 
 import asyncio
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("parts", [(HEAD, event(1)), (HEAD + event(1),)])
-def test_the_first_event_goes_on_at_once_and_the_next_ones_with_time(parts: tuple[bytes, ...]) -> None:
+def test_first_event_is_passed_on_immediately_and_later_ones_deferred(parts: tuple[bytes, ...]) -> None:
     rig = Rig(*parts)
     assert rig.said == b"1"
     rig.upstream.data_received(event(2))
@@ -74,7 +74,7 @@ def test_the_first_event_goes_on_at_once_and_the_next_ones_with_time(parts: tupl
     assert rig.shelf.released == 1
 
 
-def test_what_comes_before_the_last_could_go_on_is_behind_it() -> None:
+def test_data_before_a_deferred_event_was_passed_on_stays_behind_it() -> None:
     rig = Rig()
     for at in (2, 3, 4):
         rig.upstream.data_received(event(at))
@@ -87,7 +87,7 @@ def test_what_comes_before_the_last_could_go_on_is_behind_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "lost"])
-def test_the_end_of_the_connection_is_behind_it_too(how: str) -> None:
+def test_end_of_connection_stays_behind_a_deferred_event(how: str) -> None:
     for rest, complete in ((event(2) + LAST, True), (event(2), False)):
         rig = Rig()
         rig.upstream.data_received(rest)
@@ -102,7 +102,7 @@ def test_the_end_of_the_connection_is_behind_it_too(how: str) -> None:
         assert rig.said == b"12"
 
 
-def test_an_unexpected_second_response_closes_the_connection() -> None:
+def test_unexpected_second_response_closes_the_connection() -> None:
     rig = Rig()
     rig.upstream.data_received(event(2) + LAST)
     rig.shelf.release = lambda connection: Call(cast(Pool, rig.shelf), b"next", Log()).run_on(connection)  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_an_unexpected_second_response_closes_the_connection() -> None:
     assert rig.shelf.again_called == 1, "the next call runs on another connection"
 
 
-def test_a_cancelled_call_gets_no_more_data() -> None:
+def test_cancelled_call_gets_no_more_data() -> None:
     rig = Rig()
     rig.upstream.data_received(event(2))
     rig.call.cancel()

@@ -1,4 +1,4 @@
-"""The HTTP client: an upstream that is silent too long is given up, one that works is not; mistakes stay small."""
+"""The HTTP client's idle timeout: silent upstreams time out, working ones do not; errors in sinks stay isolated."""
 
 import asyncio
 import socket
@@ -64,7 +64,7 @@ class Asked:
         (HALF.replace(b"9", b"9000"), b".", float("inf")),
     ],
 )
-def test_an_answer_of_which_nothing_comes_is_given_up(first: bytes, drip: bytes, after_s: float) -> None:
+def test_silent_response_times_out(first: bytes, drip: bytes, after_s: float) -> None:
     asked = Asked()
     if first:
         asked.upstream.data_received(first)
@@ -82,7 +82,7 @@ def test_a_paused_response_does_not_count_as_silent() -> None:
 
 
 @pytest.mark.interpreted
-def test_every_call_on_a_connection_has_its_own_time_and_idle_ones_have_no_end() -> None:
+def test_timeout_restarts_per_call_and_does_not_apply_to_idle_connections() -> None:
     asked = Asked()
     asked.now += SILENCE_S - 5.0
     asked.upstream.sweep(asked.now)
@@ -98,7 +98,7 @@ def test_every_call_on_a_connection_has_its_own_time_and_idle_ones_have_no_end()
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("part", "again"), [(b"", 1), (HALF, 0)])
-def test_only_a_call_that_nothing_has_come_of_is_sent_again_on_another_connection(part: bytes, again: int) -> None:
+def test_only_a_call_without_any_response_bytes_is_retried(part: bytes, again: int) -> None:
     asked = Asked()
     asked.upstream.data_received(OK)
     asked.again()
@@ -112,7 +112,7 @@ def test_only_a_call_that_nothing_has_come_of_is_sent_again_on_another_connectio
     assert asked.log.done is not bool(again)
 
 
-def test_a_pool_gives_up_what_is_silent_and_serves_on() -> None:
+def test_pool_times_out_silent_calls_and_keeps_serving() -> None:
     script = Script([b""], [OK])
 
     async def main() -> None:
@@ -133,7 +133,7 @@ def test_a_pool_gives_up_what_is_silent_and_serves_on() -> None:
     run(main())
 
 
-def test_the_kernel_looks_after_connections_to_upstreams() -> None:
+def test_upstream_connections_use_tcp_keepalive() -> None:
     script = Script([OK])
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_the_kernel_looks_after_connections_to_upstreams() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("fields", "signs"), [((b"x-alive: 1",), 2), ((), 0)])
-def test_a_server_sends_102_to_clients_that_ask_for_it(fields: tuple[bytes, ...], signs: int) -> None:
+def test_server_sends_102_to_clients_that_request_it(fields: tuple[bytes, ...], signs: int) -> None:
     desk, wire = FakeOwner(late=True), Wire()
     line = Connection(desk)
     line.connection_made(cast(Any, wire))
@@ -169,7 +169,7 @@ def test_a_server_sends_102_to_clients_that_ask_for_it(fields: tuple[bytes, ...]
 
 
 @pytest.mark.interpreted
-def test_no_sign_of_life_gets_into_an_answer_that_has_begun() -> None:
+def test_no_102_is_sent_after_the_response_has_begun() -> None:
     desk, wire = FakeOwner(late=True), Wire()
     line = Connection(desk)
     line.connection_made(cast(Any, wire))
@@ -180,7 +180,7 @@ def test_no_sign_of_life_gets_into_an_answer_that_has_begun() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_client_accepts_102_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_accepts_102_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ALIVE_S", 0.02)
     waiting: list[Exchange] = []
 
@@ -225,7 +225,7 @@ class Broken(Log):
 
 
 @pytest.mark.parametrize("where", ["on_head", "on_body", "on_end"])
-def test_a_mistake_in_a_sink_fails_its_call_and_no_other(where: str) -> None:
+def test_exception_in_a_sink_fails_only_its_call(where: str) -> None:
     told: list[str] = []
 
     async def main() -> None:
@@ -244,7 +244,7 @@ def test_a_mistake_in_a_sink_fails_its_call_and_no_other(where: str) -> None:
     run(main())
 
 
-def test_a_mistake_in_telling_of_a_failure_does_not_end_what_connects() -> None:
+def test_exception_in_on_error_does_not_stop_the_connector() -> None:
     told: list[str] = []
 
     class Worse(Log):

@@ -1,4 +1,4 @@
-"""The HTTP server: who gets the last places, who counts before its handshake, and who is let in at the very end."""
+"""The HTTP server's connection limit: eviction of idle connections, handshakes that count, accepts at shutdown."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ async def swept(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("part", [b"", b"GET / HT", get()])
-def test_the_longest_idle_connection_makes_room_for_a_new_one(part: bytes) -> None:
+def test_longest_idle_connection_is_evicted_for_a_new_one(part: bytes) -> None:
     async def main() -> None:
         limits = Limits(connections_max=2, write_timeout_s=BUSY_SWEEPS)
         async with serving(echo, limits) as server, contextlib.AsyncExitStack() as stack:
@@ -110,7 +110,7 @@ def test_handshakes_end_with_their_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("https", [False, True])
-def test_whom_the_kernel_has_let_in_is_served_by_a_server_that_stops(tmp_path: Path, https: bool) -> None:
+def test_connections_in_the_accept_backlog_are_served_at_shutdown(tmp_path: Path, https: bool) -> None:
     async def main() -> None:
         server = HttpServer(echo, Limits())
         context = load(write(tmp_path, issue())).context if https else None
@@ -129,7 +129,7 @@ def test_whom_the_kernel_has_let_in_is_served_by_a_server_that_stops(tmp_path: P
 
 
 @pytest.mark.parametrize("places", [1000, 8])
-def test_a_crowd_is_let_in_within_a_few_rounds_of_the_loop(places: int) -> None:
+def test_burst_of_connections_is_accepted_within_a_few_loop_iterations(places: int) -> None:
     refused: list[Code] = []
 
     async def main() -> None:
@@ -162,7 +162,7 @@ async def adopted(sock: socket.socket, https: bool) -> Any:
 
 
 @pytest.mark.interpreted
-def test_a_mistake_with_one_connection_does_not_stop_the_clock() -> None:
+def test_exception_in_one_sweep_does_not_stop_the_timer() -> None:
     told: list[str] = []
 
     class Wrong:
