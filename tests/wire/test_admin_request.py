@@ -1,4 +1,4 @@
-"""What clients of the admin API send is a value or a refusal, and whatever is taken fits the published shape."""
+"""Admin API requests are parsed or rejected, and whatever is accepted conforms to the published schema."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +59,7 @@ def tried(work: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(body=bodies)
-def test_whatever_is_sent_is_refused_by_name_or_fits_the_published_shape(name: str, body: dict[str, Any]) -> None:
+def test_any_body_is_rejected_by_name_or_conforms_to_the_schema(name: str, body: dict[str, Any]) -> None:
     parse, reader = PARSERS[name]
     found = tried(lambda: parse(msgspec.json.encode(body)))
     if isinstance(found, Refusal):
@@ -71,14 +71,14 @@ def test_whatever_is_sent_is_refused_by_name_or_fits_the_published_shape(name: s
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(body=st.binary(max_size=30))
-def test_bytes_that_are_no_object_are_refused(name: str, body: bytes) -> None:
+def test_non_object_body_is_rejected(name: str, body: bytes) -> None:
     found = tried(lambda: PARSERS[name][0](body))
     if isinstance(found, Refusal):
         assert found.code in (Code.INVALID_JSON, Code.INVALID_REQUEST)
 
 
 @given(st.dictionaries(st.sampled_from(["subject", "last", "after"]), st.text(max_size=20), max_size=3))
-def test_a_query_is_taken_within_its_bounds_or_refused_by_name(query: dict[str, str]) -> None:
+def test_query_out_of_bounds_is_rejected_by_name(query: dict[str, str]) -> None:
     wanted = tried(lambda: asked.history(query))
     if isinstance(wanted, Refusal):
         assert wanted.param in query
@@ -88,7 +88,7 @@ def test_a_query_is_taken_within_its_bounds_or_refused_by_name(query: dict[str, 
     assert (wanted.subject or "").isprintable()
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_fields_have_defaults() -> None:
     assert asked.deploy(b'{"revision": "r"}') == asked.DeployRequest("r", None, "", False)
     assert asked.add(b'{"source": "s"}') == asked.AddRequest("s", None, None, {}, {})
     assert asked.apply(b'{"document": "d"}') == asked.ApplyRequest("d", False)

@@ -1,4 +1,4 @@
-"""The cluster file: every problem at once, in plain words, and nothing that can blow up."""
+"""The cluster file: all problems reported at once in plain words, and robust against malicious YAML."""
 
 from collections.abc import Iterator
 from importlib import resources
@@ -43,7 +43,7 @@ def patterns(schema: Any) -> Iterator[str]:
             yield from patterns(value)
 
 
-def test_what_a_pattern_allows_is_said_in_words() -> None:
+def test_allowed_patterns_are_described_in_words() -> None:
     found = problems(f"{GOOD}\ngateway: {{cors_origins: ['https://a.example/']}}\naliases: [a]")
 
     assert "https://app.example" in found["gateway.cors_origins[0]"].allowed
@@ -56,7 +56,7 @@ def test_what_a_pattern_allows_is_said_in_words() -> None:
     assert used <= clusterfile._PATTERNS.keys()
 
 
-def test_a_small_file_gets_all_defaults() -> None:
+def test_minimal_file_gets_all_defaults() -> None:
     cluster = load(GOOD, "f.yaml")
 
     assert cluster == Cluster.model_validate({"models": [{"name": "chat", "task": "chat", "source": "a.gguf"}]})
@@ -64,7 +64,7 @@ def test_a_small_file_gets_all_defaults() -> None:
     assert cluster.models[0].engine is None
 
 
-def test_the_bundled_demo_is_fine_and_short() -> None:
+def test_bundled_demo_is_valid_and_short() -> None:
     text = (resources.files("forebay.cli") / "demo" / "forebay.yaml").read_text()
 
     cluster = load(text, "demo")
@@ -76,7 +76,7 @@ def test_the_bundled_demo_is_fine_and_short() -> None:
     assert len(text.splitlines()) <= 30
 
 
-def test_an_engine_can_be_a_name_or_a_section() -> None:
+def test_engine_can_be_a_name_or_a_section() -> None:
     short = load(f"models: [{CHAT[:-1]}, engine: llamacpp}}]", "f.yaml")
     long = load("models: [{name: e, task: embed, source: x, engine: {name: onnx, max_batch: 8}}]", "f.yaml")
 
@@ -84,7 +84,7 @@ def test_an_engine_can_be_a_name_or_a_section() -> None:
     assert long.models[0].engine == OnnxSettings(max_batch=8)
 
 
-def test_all_problems_are_listed_at_once_in_the_order_of_the_file() -> None:
+def test_all_problems_are_listed_in_file_order() -> None:
     text = """\
 name: Forebay!
 gatway: {}
@@ -134,7 +134,7 @@ models:
         (".nan", ".nan"),
     ],
 )  # fmt: skip
-def test_a_port_is_a_whole_number_and_nothing_else(value: str, found: str | None) -> None:
+def test_port_must_be_an_integer(value: str, found: str | None) -> None:
     problem = one(f"gateway:\n  port: {value}\n{GOOD}")
 
     assert problem.path == "gateway.port"
@@ -145,7 +145,7 @@ def test_a_port_is_a_whole_number_and_nothing_else(value: str, found: str | None
 
 
 @pytest.mark.parametrize("value", ["no", "yes", "on", "off", "y", "1", '"true"', "null"])
-def test_a_switch_is_true_or_false_and_no_other_word(value: str) -> None:
+def test_boolean_must_be_true_or_false(value: str) -> None:
     engine = f"models: [{CHAT[:-1]}, engine: {{name: openvino, prefix_cache: {value}}}}}]"
 
     assert one(engine).allowed == "true or false"
@@ -155,18 +155,18 @@ def test_a_switch_is_true_or_false_and_no_other_word(value: str) -> None:
     ("value", "found"),
     [("maybe", '"maybe"'), ("-1", "-1"), ("[1]", "a list of 1"), ("{a: 1}", "a section"), ("1.5", "1.5")],
 )
-def test_of_a_number_or_a_word_both_are_named_and_the_place_once(value: str, found: str) -> None:
+def test_union_field_problem_names_both_forms_once(value: str, found: str) -> None:
     problem = one(f"models: [{CHAT[:-1]}, spares: {value}}}]")
 
     allowed = 'a whole number from 0 to 100, or "auto"'
     assert (problem.path, problem.found, problem.allowed) == ("models[0].spares", found, allowed)
 
 
-def test_words_that_old_yaml_takes_for_booleans_are_words() -> None:
+def test_yaml_1_1_booleans_are_strings() -> None:
     assert load("models: [{name: no, task: chat, source: yes}]", "f.yaml").models[0].source == "yes"
 
 
-def test_numbers_may_be_written_as_people_write_them() -> None:
+def test_number_notations_are_accepted() -> None:
     cluster = load(f"gateway: {{port: 0x1F90, drain_grace_s: 1e1, replica_timeout_s: 5}}\n{GOOD}", "f.yaml")
 
     assert cluster.gateway.port == 8080
@@ -191,7 +191,7 @@ def test_numbers_may_be_written_as_people_write_them() -> None:
         ("a: b: c", "a syntax error", 1),
     ],
 )
-def test_what_is_no_cluster_file_at_all_is_one_problem(text: str | bytes, found: str, line: int | None) -> None:
+def test_other_file_contents_are_one_problem(text: str | bytes, found: str, line: int | None) -> None:
     problem = one(text)
 
     assert problem.path == ""
@@ -199,11 +199,11 @@ def test_what_is_no_cluster_file_at_all_is_one_problem(text: str | bytes, found:
     assert problem.line == line
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_fine() -> None:
+def test_byte_order_mark_and_crlf_are_accepted() -> None:
     assert load(b"\xef\xbb\xbfname: x\r\n" + GOOD.encode(), "f.yaml").name == "x"
 
 
-def test_keys_twice_keys_that_are_no_words_tags_and_merges_are_problems() -> None:
+def test_duplicate_and_non_string_keys_tags_and_merges_are_problems() -> None:
     text = f"""\
 name: a
 name: b
@@ -225,7 +225,7 @@ gateway: &g {{port: 1}}
     assert one(f"name: !!str abc\n{GOOD}").found == "the tag tag:yaml.org,2002:str"
 
 
-def test_aliases_are_fine_until_they_explode_or_bite_their_tail() -> None:
+def test_alias_bombs_and_recursive_aliases_are_problems() -> None:
     same = load(f"models:\n - &m {CHAT}\nname: x", "f.yaml")
     assert len(same.models) == 1
     bomb = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -235,12 +235,12 @@ def test_aliases_are_fine_until_they_explode_or_bite_their_tail() -> None:
     assert any("contains itself" in p.found for p in problems("models: &a [*a]").values())
 
 
-def test_a_huge_file_is_refused_before_it_is_read() -> None:
+def test_too_large_file_is_rejected_before_it_is_read() -> None:
     assert one("a" * (clusterfile.TEXT_BYTES_MAX + 1)).allowed == "at most 1000000 bytes"
     assert "more than" in one("models: [" + "1, " * 60_000 + "]").found
 
 
-def test_an_engine_has_to_fit_the_task_and_ports_must_differ() -> None:
+def test_engine_must_fit_the_task_and_ports_must_differ() -> None:
     text = "admin: {port: 8080}\nmodels:\n - {name: a, task: embed, source: x, engine: llamacpp}"
     found = problems(text)
 
@@ -248,7 +248,7 @@ def test_an_engine_has_to_fit_the_task_and_ports_must_differ() -> None:
     assert found["admin.port"].found == "8080, also the port of the gateway"
 
 
-def test_a_source_that_is_meant_as_the_engine_is_said_to_be_one() -> None:
+def test_engine_name_as_source_is_explained() -> None:
     found = one("models:\n - {name: a, task: chat, source: synthetic}")
 
     assert (found.path, found.found) == ("models[0].engine", "nothing, with `source: synthetic`")
@@ -257,7 +257,7 @@ def test_a_source_that_is_meant_as_the_engine_is_said_to_be_one() -> None:
         assert load(f"models:\n - {model}", "f.yaml").models[0].engine is None
 
 
-def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None:
+def test_clusters_built_in_code_are_validated_alike() -> None:
     model = {"name": "a", "task": "chat", "source": "x", "engine": "onnx"}
     with pytest.raises(ValueError, match="openvino or llamacpp or synthetic"):
         Cluster.model_validate({"models": [model]})
@@ -265,7 +265,7 @@ def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None
         Cluster.model_validate({"models": [{**model, "engine": None}] * 2})
 
 
-def test_overrides_go_over_the_file() -> None:
+def test_overrides_take_precedence_over_the_file() -> None:
     text = f"models: [{CHAT[:-1]}, engine: openvino}}, {{name: bge-v1.5, task: embed, source: b}}]"
     overrides = {
         "gateway.port": "9000",
@@ -288,7 +288,7 @@ def test_overrides_go_over_the_file() -> None:
 @pytest.mark.parametrize(
     ("path", "where"), [("gatewy.port", "gatewy"), ("models.chat.sloo.ttft_p99_ms", "models[0].sloo")]
 )
-def test_a_section_that_only_an_override_names_is_on_no_line_of_the_file(path: str, where: str) -> None:
+def test_problem_in_an_overridden_section_has_no_line(path: str, where: str) -> None:
     text = "models:\n  - {name: chat, task: chat, source: s, engine: synthetic}\n"
     found = one(text, **{path: "1"})
     assert (found.path, found.line) == (where, None)
@@ -303,14 +303,14 @@ def test_a_section_that_only_an_override_names_is_on_no_line_of_the_file(path: s
         ("models[x]", "1"), ("]", "1"), ("models[0][0]", "1"),
     ],
 )  # fmt: skip
-def test_a_bad_override_is_a_problem_with_its_path_and_no_line(path: str, value: str) -> None:
+def test_invalid_override_is_a_problem_with_its_path_and_no_line(path: str, value: str) -> None:
     found = problems(f"gateway: {{port: 1}}\n{GOOD}", **{path: value})
 
     assert path in found
     assert found[path].line is None
 
 
-def test_the_error_is_a_list_for_people() -> None:
+def test_error_message_is_a_readable_list() -> None:
     with pytest.raises(ClusterFileError) as caught:
         load(f"gateway: {{port: x}}\n{GOOD}", "f.yaml")
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, however the bytes are split, and never past the bound."""
+"""Length-prefixed frames: they round-trip however bytes are split, within the size limit."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ def test_any_split_of_the_bytes_gives_the_same_payloads(payloads: list[bytes], s
 @given(
     st.lists(st.tuples(st.binary(max_size=20), st.sampled_from(["alone", "halved", "with the next"])), max_size=12)
 )
-def test_frames_that_come_alone_are_read_like_others(frames: list[tuple[bytes, str]]) -> None:
+def test_frame_in_a_single_read_is_parsed_like_others(frames: list[tuple[bytes, str]]) -> None:
     reader, got, rest = FrameReader(), [], b""
     for payload, comes in frames:
         data, rest = rest + frame(payload), b""
@@ -34,7 +34,7 @@ def test_frames_that_come_alone_are_read_like_others(frames: list[tuple[bytes, s
     assert got + reader.feed(rest) == [payload for payload, _ in frames]
 
 
-def test_a_payload_at_the_bound_passes_and_one_byte_more_does_not() -> None:
+def test_payload_size_limit_is_exact() -> None:
     reader = FrameReader(bytes_max=10)
     assert reader.feed(frame(b"x" * 10)) == [b"x" * 10]
     with pytest.raises(FrameTooLarge, match="11 bytes is over the limit of 10"):

@@ -1,20 +1,20 @@
-"""Heads, chunks and requests as bytes."""
+"""HTTP/1 heads, chunks and requests as bytes."""
 
 from forebay.wire import http1
 
 
-def test_an_ipv6_address_is_in_brackets_where_a_port_follows() -> None:
+def test_ipv6_address_before_a_port_is_in_brackets() -> None:
     assert http1.authority("127.0.0.1", 80) == "127.0.0.1:80"
     assert http1.authority("gateway.example", 8080) == "gateway.example:8080"
     assert http1.authority("::1", 8080) == "[::1]:8080"
 
 
-def test_an_empty_chunk_is_never_written_because_it_would_end_the_body() -> None:
+def test_empty_chunk_is_never_written() -> None:
     assert http1.chunk(b"") == b""
     assert http1.chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
 
 
-def test_a_lone_chunk_is_known_by_its_length_and_its_first_line() -> None:
+def test_lone_chunk_is_recognized_by_its_length_and_size_line() -> None:
     for size in (1, 15, 16, 17, 255, 256, 257, 1023):
         assert http1.lone_chunk(http1.chunk(b"x" * size)) == b"x" * size
     whole = http1.chunk(b"x" * 17)
@@ -23,16 +23,16 @@ def test_a_lone_chunk_is_known_by_its_length_and_its_first_line() -> None:
         assert http1.lone_chunk(data) == b""
 
 
-def test_the_last_chunk_carries_the_trailers() -> None:
+def test_last_chunk_carries_the_trailers() -> None:
     assert http1.last_chunk(()) == b"0\r\n\r\n"
     assert http1.last_chunk([(b"a", b"1"), (b"b", b"2")]) == b"0\r\na: 1\r\nb: 2\r\n\r\n"
 
 
-def test_a_status_without_a_phrase_has_a_line_all_the_same() -> None:
+def test_status_without_a_reason_phrase_has_a_status_line() -> None:
     assert http1.status_line(200) == b"HTTP/1.1 200 OK\r\n"
     assert http1.status_line(499) == b"HTTP/1.1 499 \r\n"
 
 
-def test_a_request_has_its_length() -> None:
+def test_request_has_its_content_length() -> None:
     request = http1.request(b"POST", b"/x", [(b"host", b"a")], b"body")
     assert request == b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody"

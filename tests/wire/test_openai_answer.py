@@ -1,4 +1,4 @@
-"""OpenAI's answers: the official client's own types read them back."""
+"""OpenAI responses: the official client's own types can read them."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def event(data: bytes) -> dict[str, Any]:
     return document
 
 
-def test_a_chat_answer_is_what_the_client_expects() -> None:
+def test_chat_response_fits_the_official_client() -> None:
     choices = [wire.Choice("hi", "stop", TOKENS), wire.Choice("ho", "length")]
     body = wire.ChatAnswer(HEAD, 2).whole(choices, wire.Usage(5, 7, 3))
     answer = ChatCompletion.model_validate_json(body, strict=True)
@@ -63,7 +63,7 @@ def test_a_chat_answer_is_what_the_client_expects() -> None:
     assert (answer.model, answer.system_fingerprint) == ('mo"del', "rev")
 
 
-def test_a_completion_answer_is_what_the_client_expects() -> None:
+def test_completion_response_fits_the_official_client() -> None:
     voice = wire.CompletionAnswer(HEAD, prefixes=["x" * 10])
     body = voice.whole([wire.Choice("Hello", "stop", TOKENS)], wire.Usage(1, 2))
     answer = Completion.model_validate_json(body, strict=True)
@@ -79,7 +79,7 @@ def test_a_completion_answer_is_what_the_client_expects() -> None:
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_a_chat_stream_is_what_the_client_expects(include_usage: bool) -> None:
+def test_chat_stream_fits_the_official_client(include_usage: bool) -> None:
     chunks = wire.ChatAnswer(HEAD, 2, stream=True, include_usage=include_usage)
     stream = [
         chunks.opening(1),
@@ -106,7 +106,7 @@ def test_a_chat_stream_is_what_the_client_expects(include_usage: bool) -> None:
         assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
 
 
-def test_a_completion_stream_is_what_the_client_expects() -> None:
+def test_completion_stream_fits_the_official_client() -> None:
     chunks = wire.CompletionAnswer(HEAD, stream=True)
     assert chunks.opening(0) == b""
     documents = [
@@ -126,7 +126,7 @@ def test_a_completion_stream_is_what_the_client_expects() -> None:
     assert documents[3]["choices"][0]["finish_reason"] == "length"
 
 
-def test_what_a_client_has_of_a_continued_stream_is_not_opened_again() -> None:
+def test_resumed_stream_does_not_repeat_its_opening() -> None:
     echoed = wire.CompletionAnswer(HEAD, stream=True, prefixes=["ab"])
     assert event(echoed.opening(0))["choices"][0]["text"] == "ab"
     assert wire.CompletionAnswer(HEAD, stream=True, prefixes=["ab"], begun="abc").opening(0) == b""
@@ -135,12 +135,12 @@ def test_what_a_client_has_of_a_continued_stream_is_not_opened_again() -> None:
 
 
 @given(st.text())
-def test_any_text_survives_a_chunk(text: str) -> None:
+def test_any_text_round_trips_through_a_chunk(text: str) -> None:
     chunks = wire.ChatAnswer(HEAD, stream=True, include_usage=True)
     assert event(chunks.delta(0, text))["choices"][0]["delta"]["content"] == text
 
 
-def test_an_embeddings_answer_is_what_the_client_expects() -> None:
+def test_embeddings_response_fits_the_official_client() -> None:
     items = [wire.embedding_item(0, b"[0.25,-1.5]"), wire.embedding_item(1, b'"AACAPg=="')]
     body = wire.embeddings_body("m", items, 9)
     document = json.loads(body)

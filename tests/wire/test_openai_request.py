@@ -1,4 +1,4 @@
-"""OpenAI's request bodies: what is taken, what is refused, and that a refusal names its field."""
+"""OpenAI request bodies: what is accepted and what is rejected, with the field's name."""
 
 import json
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def test_a_chat_request_with_every_supported_field_is_read() -> None:
     ]  # fmt: skip
 
 
-def test_a_plain_request_needs_nothing_special_of_the_engine() -> None:
+def test_plain_request_requires_no_engine_features() -> None:
     for request in (
         chat(temperature=0.3, top_p=1, max_tokens=5, stop=["x"], repetition_penalty=1.0, top_k=-1, min_p=0, n=8),
         completion(frequency_penalty=0, presence_penalty=0.0, ignore_eos=False, top_k=0),
@@ -127,7 +127,7 @@ def test_a_plain_request_needs_nothing_special_of_the_engine() -> None:
         {"stream": False}, {"max_tokens": None}, {"tools": None}, {"audio": None},
     ],
 )  # fmt: skip
-def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
+def test_value_without_effect_is_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
@@ -155,7 +155,7 @@ def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
     ],
 )  # fmt: skip
-def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameter_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(chat, **fields)
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
     assert param in error.text
@@ -210,20 +210,20 @@ def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: di
         ({"colour": "red"}, "colour"),
     ],
 )  # fmt: skip
-def test_a_bad_field_is_refused_and_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(chat, **fields)
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
     assert param in error.text
 
 
-def test_a_refusal_says_what_was_found_and_what_is_allowed() -> None:
+def test_error_says_what_was_found_and_what_is_allowed() -> None:
     text = refusal(chat, temperature=3).text
     assert text == "Invalid value for 'temperature': expected a number from 0 to 2, found 3 (an integer)."
     assert refusal(chat, colour=1).text == "Unrecognized request argument supplied: colour"
     assert "'hot' (a string)" in refusal(chat, temperature="hot").text
 
 
-def test_required_fields_are_missed_by_name() -> None:
+def test_missing_required_field_is_named() -> None:
     for parse, name in (
         (wire.parse_chat, "messages"),
         (wire.parse_completion, "prompt"),
@@ -235,7 +235,7 @@ def test_required_fields_are_missed_by_name() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
-def test_a_json_schema_reaches_the_engine_as_it_was_sent(strict: bool | None) -> None:
+def test_json_schema_reaches_the_engine_unchanged(strict: bool | None) -> None:
     schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["é", 1.5]}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
     text = chat(response_format=form).sampling.schema
@@ -244,7 +244,7 @@ def test_a_json_schema_reaches_the_engine_as_it_was_sent(strict: bool | None) ->
     assert text.index('"b"') < text.index('"a"')
 
 
-def test_a_schema_with_a_huge_integer_is_not_changed() -> None:
+def test_schema_with_a_huge_integer_is_unchanged() -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema",'
     body += b'"json_schema":{"name":"x","schema":{"maximum":1%b}}}}' % (b"0" * 40)
     assert wire.parse_chat(body).sampling.schema == '{"maximum":1' + "0" * 40 + "}"
@@ -259,7 +259,7 @@ def test_a_schema_with_a_huge_integer_is_not_changed() -> None:
         ([[1], [2, 3]], ((1,), (2, 3))),
     ],
 )
-def test_prompts_and_inputs_come_as_text_or_tokens_one_or_many(prompt: Any, expected: Any) -> None:
+def test_prompts_and_inputs_are_texts_or_tokens_single_or_batched(prompt: Any, expected: Any) -> None:
     assert completion(prompt=prompt).prompts == expected
     assert embeddings(input=prompt).inputs == expected
 
@@ -272,12 +272,12 @@ def test_prompts_and_inputs_come_as_text_or_tokens_one_or_many(prompt: Any, expe
         ([[1], [2, 1.5]], "[1][1]"), ([[[1]]], "[0][0]"), ([None], "[0]"), ([True], "[0]"),
     ],
 )  # fmt: skip
-def test_a_bad_prompt_or_input_is_refused_where_it_is_bad(value: Any, where: str) -> None:
+def test_invalid_prompt_or_input_error_names_the_position(value: Any, where: str) -> None:
     assert refusal(completion, prompt=value).param == f"prompt{where}"
     assert refusal(embeddings, input=value).param == f"input{where}"
 
 
-def test_batches_have_a_bound() -> None:
+def test_batch_size_is_bounded() -> None:
     assert len(completion(prompt=["x"] * wire.PROMPTS_MAX).prompts) == wire.PROMPTS_MAX
     assert refusal(completion, prompt=["x"] * (wire.PROMPTS_MAX + 1)).param == "prompt"
     assert len(embeddings(input=["x"] * wire.INPUTS_MAX).inputs) == wire.INPUTS_MAX
@@ -285,7 +285,7 @@ def test_batches_have_a_bound() -> None:
     assert refusal(chat, messages=[CHAT["messages"][0]] * (wire.MESSAGES_MAX + 1)).param == "messages"
 
 
-def test_completions_have_their_own_rules() -> None:
+def test_completions_specific_validation() -> None:
     assert completion().sampling.max_tokens == 16
     assert completion(logprobs=0).sampling.logprobs == 0
     assert completion(echo=True).echo
@@ -302,7 +302,7 @@ def test_completions_have_their_own_rules() -> None:
     assert [param for _, param in wire.needs(completion(logprobs=2))] == ["logprobs", "logprobs"]
 
 
-def test_embeddings_have_their_own_rules() -> None:
+def test_embeddings_specific_validation() -> None:
     request = embeddings(encoding_format="base64", dimensions=64, user="u")
     assert (request.base64, request.dimensions) == (True, 64)
     assert refusal(embeddings, encoding_format="hex").param == "encoding_format"
@@ -318,7 +318,7 @@ def test_embeddings_have_their_own_rules() -> None:
         b'{"seed":1' + b"0" * 5000 + b"}", b'\xef\xbb\xbf{"model":"m"}', b'{"model":"m"} x', b"\x00",
     ],
 )  # fmt: skip
-def test_bytes_that_are_not_json_are_refused_as_such(body: bytes) -> None:
+def test_non_json_body_is_rejected(body: bytes) -> None:
     for parse, _, _ in PARSERS.values():
         assert refusal(parse, body=body).code is Code.INVALID_JSON
 
@@ -329,7 +329,7 @@ def test_a_body_must_be_an_object(body: bytes) -> None:
         assert refusal(parse, body=body).code is Code.INVALID_REQUEST
 
 
-def test_an_error_text_never_grows_with_the_request() -> None:
+def test_error_text_length_is_bounded() -> None:
     for fields in ({"temperature": "x" * 100_000}, {"x" * 100_000: 1}, {"metadata": {"k" * 64: "v" * 9999}}):
         error = refusal(chat, **fields)
         assert len(error.text) < 400
@@ -346,7 +346,7 @@ JSON = st.recursive(
 @pytest.mark.parametrize("kind", sorted(PARSERS))
 @settings(max_examples=examples(150), deadline=None)
 @given(st.data())
-def test_any_json_in_any_field_is_taken_or_refused_naming_the_field(kind: str, data: st.DataObject) -> None:
+def test_any_json_in_any_field_is_accepted_or_rejected_by_name(kind: str, data: st.DataObject) -> None:
     parse, good, fields = PARSERS[kind]
     name = data.draw(st.sampled_from(sorted(fields)))
     value = data.draw(JSON)
@@ -359,7 +359,7 @@ def test_any_json_in_any_field_is_taken_or_refused_naming_the_field(kind: str, d
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(JSON, min_size=1, max_size=3), st.dictionaries(st.sampled_from(["role", "content", "name"]), JSON))
-def test_any_json_as_messages_is_taken_or_refused(messages: list[Any], message: dict[str, Any]) -> None:
+def test_any_json_as_messages_is_accepted_or_rejected(messages: list[Any], message: dict[str, Any]) -> None:
     for value in (messages, [message], [CHAT["messages"][0], message | {"role": "user"}]):
         error = attempt(wire.parse_chat, CHAT | {"messages": value})
         assert error is None or (error.param or "").startswith("messages")
@@ -367,7 +367,7 @@ def test_any_json_as_messages_is_taken_or_refused(messages: list[Any], message: 
 
 @settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
-def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
+def test_any_bytes_are_accepted_or_rejected(body: bytes) -> None:
     for parse, _, _ in PARSERS.values():
         with pytest.raises(Refusal):
             parse(body)

@@ -1,4 +1,4 @@
-"""Expositions of several processes as one, and what is no exposition."""
+"""Prometheus expositions of several processes merged into one, and invalid ones."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,7 +27,7 @@ def labelled(found: Samples, who: str) -> Samples:
     return {(name, tuple(sorted((*labels, ("gateway", who))))): value for (name, labels), value in found.items()}
 
 
-def test_every_sample_says_whose_it_is_and_is_as_it_was() -> None:
+def test_merged_samples_have_a_process_label_and_their_values() -> None:
     texts = {"gateway-0": process(3), "gateway-1": process(4, 'a {"b\\ c=} d'), "gateway-2": ""}
     found = samples(together(texts, "gateway"))
     assert found == labelled(samples(texts["gateway-0"]), "gateway-0") | labelled(
@@ -36,14 +36,14 @@ def test_every_sample_says_whose_it_is_and_is_as_it_was() -> None:
     assert found["forebay_ttft_seconds_count", (("gateway", "gateway-1"), ("model", "chat"))] == 4
 
 
-def test_a_family_that_two_have_is_one() -> None:
+def test_families_of_two_processes_are_merged() -> None:
     lines = together({"a": process(1), "b": process(2)}, "gateway").splitlines()
     heads = [line for line in lines if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads)) > 2
 
 
 @pytest.mark.parametrize("text", ["forebay_requests_total{ 3", ' {,  =="+Inf,', "a{,", "<html>"])
-def test_what_no_process_of_ours_would_say_is_no_exposition(text: str) -> None:
+def test_malformed_exposition_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         check(text)
     check(process(2))

@@ -1,4 +1,4 @@
-"""Decision frames and the audit chain: whatever happens to the bytes, what is whole is read, and damage is named."""
+"""Decision frames and the audit chain: with any damage, intact parts are read and the damage is named."""
 
 import hashlib
 
@@ -64,7 +64,7 @@ decisions = st.builds(
 
 
 @given(st.lists(rows, max_size=4))
-def test_candidates_are_read_as_they_were_packed(found: list[Candidate]) -> None:
+def test_candidates_round_trip(found: list[Candidate]) -> None:
     rows = [msgspec.structs.astuple(row) for row in found]
     record = Decision(1.0, "a", "m", "t", 200, "ok", 0.5, candidates=packed(rows))
     (payload,) = payloads(frame([record])).whole
@@ -79,7 +79,7 @@ def test_candidates_without_a_score_and_of_another_kind() -> None:
 
 
 @given(st.lists(st.lists(decisions, min_size=1, max_size=20), max_size=5))
-def test_what_was_framed_is_read_again(together: list[list[Decision]]) -> None:
+def test_records_round_trip_through_frames(together: list[list[Decision]]) -> None:
     read = payloads(b"".join(map(frame, together)))
 
     assert [read_decisions(payload) for payload in read.whole] == together
@@ -106,7 +106,7 @@ def damaged_files(draw: st.DrawFn) -> tuple[bytes, list[Decision]]:
 
 @settings(max_examples=30)  # each is a whole file
 @given(damaged_files())
-def test_damage_never_raises_and_costs_only_what_it_touches(case: tuple[bytes, list[Decision]]) -> None:
+def test_damage_never_raises_and_loses_only_the_affected_records(case: tuple[bytes, list[Decision]]) -> None:
     content, untouched = case
     read = payloads(content)
     found = [record for payload in read.whole for record in read_decisions(payload)]
@@ -116,7 +116,7 @@ def test_damage_never_raises_and_costs_only_what_it_touches(case: tuple[bytes, l
 
 
 @given(st.lists(decisions, min_size=1, max_size=4), st.data())
-def test_any_changed_byte_is_one_damaged_frame(records: list[Decision], data: st.DataObject) -> None:
+def test_modified_byte_damages_exactly_one_frame(records: list[Decision], data: st.DataObject) -> None:
     content = bytearray(b"".join(frame([record]) for record in records))
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     read = payloads(bytes(content))
@@ -125,11 +125,11 @@ def test_any_changed_byte_is_one_damaged_frame(records: list[Decision], data: st
 
 
 @given(st.binary(max_size=2000))
-def test_nonsense_is_no_frame(content: bytes) -> None:
+def test_random_bytes_are_not_a_frame(content: bytes) -> None:
     assert payloads(content).whole == []
 
 
-def test_a_record_of_another_kind_or_version_is_no_surprise() -> None:
+def test_records_of_other_versions_are_read_and_unknown_kinds_skipped() -> None:
     record = Decision(1.0, "a", "m", "t", 200, "ok", 0.5)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
 
@@ -140,7 +140,7 @@ def test_a_record_of_another_kind_or_version_is_no_surprise() -> None:
     assert read_decisions(msgspec.msgpack.encode(record)) == [record], "of an older version, one in a frame"
 
 
-def test_a_record_that_is_too_large_is_not_framed() -> None:
+def test_too_large_record_is_not_framed() -> None:
     assert frame([Decision(1.0, "a" * FRAME_BYTES_MAX, "m", "t", 200, "ok", 0.5)]) == b""
     assert payloads(HEADER.pack(MAGIC, FRAME_BYTES_MAX + 1, 0)) == ([], 1)
 
@@ -185,7 +185,7 @@ def forged(lines: list[bytes]) -> list[bytes]:
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-def test_a_seal_is_json_that_names_the_one_before_it_and_the_hash_of_its_lines() -> None:
+def test_seal_is_json_with_the_previous_seal_and_the_hash_of_its_lines() -> None:
     lines, head = chain(2, 1)
     first, second = (msgspec.json.decode(lines[at]) for at in (2, 4))
 
@@ -197,7 +197,7 @@ def test_a_seal_is_json_that_names_the_one_before_it_and_the_hash_of_its_lines()
     assert hashlib.sha256(lines[3] + b"\n" + body).hexdigest() == second["hash"], "as anybody can compute it"
 
 
-def test_the_line_of_a_request_is_that_of_the_access_log_and_more() -> None:
+def test_request_line_extends_the_access_log_line() -> None:
     raw = chain(1)[0][0]
 
     assert raw.startswith(request(1)[:-1] + b",")
@@ -205,20 +205,20 @@ def test_the_line_of_a_request_is_that_of_the_access_log_and_more() -> None:
 
 
 @given(sizes)
-def test_a_whole_chain_has_no_flaw(numbers: list[int]) -> None:
+def test_intact_chain_has_no_flaws(numbers: list[int]) -> None:
     lines, head = chain(*numbers)
 
     assert check(lines, head) == []
     assert [line.seq for line in sound_lines(raw + b"\n" for raw in lines)] == list(range(1, sum(numbers) + 1))
 
 
-def test_a_chain_without_a_line_and_one_that_is_longer_than_its_head_are_fine() -> None:
+def test_empty_chain_and_one_longer_than_its_head_are_valid() -> None:
     assert check([], Head()) == []
     assert check(chain(3, 2)[0], chain(3)[1]) == []
 
 
 @given(sizes, st.data())
-def test_any_changed_byte_is_found(numbers: list[int], data: st.DataObject) -> None:
+def test_any_modified_byte_is_detected(numbers: list[int], data: st.DataObject) -> None:
     lines, head = chain(*numbers)
     content = bytearray(b"".join(raw + b"\n" for raw in lines))
     at = data.draw(st.integers(0, len(content) - 1))
@@ -228,7 +228,7 @@ def test_any_changed_byte_is_found(numbers: list[int], data: st.DataObject) -> N
 
 
 @given(sizes, st.data())
-def test_any_removed_lines_are_found(numbers: list[int], data: st.DataObject) -> None:
+def test_any_removed_lines_are_detected(numbers: list[int], data: st.DataObject) -> None:
     lines, head = chain(*numbers)
     start = data.draw(st.integers(0, len(lines) - 1))
     end = data.draw(st.integers(start + 1, len(lines)))
@@ -237,7 +237,7 @@ def test_any_removed_lines_are_found(numbers: list[int], data: st.DataObject) ->
 
 
 @given(sizes, st.data())
-def test_removed_batches_are_missing_where_they_were(numbers: list[int], data: st.DataObject) -> None:
+def test_removed_batches_are_reported_at_their_position(numbers: list[int], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(numbers) - 1))
     end = data.draw(st.integers(start + 1, len(numbers)))
     lines, head = chain(*numbers)
@@ -248,7 +248,7 @@ def test_removed_batches_are_missing_where_they_were(numbers: list[int], data: s
     assert flaws[0].line == (0 if end == len(numbers) else places[0] + 1)
 
 
-def test_any_two_lines_in_another_order_are_found() -> None:
+def test_swapped_lines_are_detected() -> None:
     whole, head = chain(2, 1, 2)
     for first in range(len(whole)):
         for second in range(first + 1, len(whole)):
@@ -288,13 +288,13 @@ OTHERS = sealed(Chain("gateway-1", Head()), 1)
         ([], HEAD, [(Kind.MISSING, 0)]),
     ],
 )
-def test_damage_is_named_with_its_place(
+def test_damage_is_reported_with_its_position(
     lines: list[bytes], head: Head | None, expected: list[tuple[Kind, int]]
 ) -> None:
     assert [(flaw.kind, flaw.line) for flaw in check(lines, head)] == expected
 
 
-def test_lines_without_a_seal_belong_to_nothing_once_another_file_follows() -> None:
+def test_unsealed_lines_before_another_file_are_a_flaw() -> None:
     verifier = Verifier("gateway-0", HEAD)
     assert [verifier.feed(raw, n) for n, raw in enumerate(LINES[:7], 1)] == [None] * 7
     assert verifier.end_file() is None
@@ -308,7 +308,7 @@ def test_lines_without_a_seal_belong_to_nothing_once_another_file_follows() -> N
     assert verifier.finish() == []
 
 
-def test_a_beginning_that_was_moved_away_is_missing_unless_it_was_said_or_pruned() -> None:
+def test_removed_beginning_is_missing_unless_archived_or_pruned() -> None:
     lines, head = chain(2, 3, 1)
     writer = Chain("gateway-0", head)
     first = unseal(lines[2])
@@ -322,7 +322,7 @@ def test_a_beginning_that_was_moved_away_is_missing_unless_it_was_said_or_pruned
     assert [flaw.kind for flaw in check([*lines[7:], *pruned], writer.head)] == [Kind.MISSING]
 
 
-def test_what_the_gateway_put_on_record_is_told_and_doubts_are_damage() -> None:
+def test_recorded_gaps_are_reported_and_recorded_doubts_are_flaws() -> None:
     writer = Chain("gateway-0", Head())
     for event in (Event.GAP, Event.LATE, Event.SKIPPED, Event.BROKEN, Event.KILLED, Event.WITNESS):
         writer.add(about(event, why="so it is", lines=3))
@@ -335,9 +335,7 @@ def test_what_the_gateway_put_on_record_is_told_and_doubts_are_damage() -> None:
 
 
 @given(sizes, st.data())
-def test_what_another_chain_has_seen_holds_for_a_chain_that_went_on_and_for_no_other(
-    numbers: list[int], data: st.DataObject
-) -> None:
+def test_witnessed_head_accepts_only_continuations_of_the_chain(numbers: list[int], data: st.DataObject) -> None:
     lines, head = chain(*numbers)
     more = sealed(Chain("gateway-0", head), data.draw(st.integers(1, 4)))
     writer = Chain("gateway-0", Head())
@@ -364,7 +362,7 @@ def against(raws: list[bytes], seen: Head) -> Kind | None:
     return flaw.kind if flaw is not None else None
 
 
-def test_lines_about_other_chains_are_told_from_all_that_clients_may_say() -> None:
+def test_witness_lines_cannot_be_forged_by_clients() -> None:
     writer = Chain("gateway-0", Head(1 << 62, "a" * 64))
     writer.add(about(Event.WITNESS, other="gateway-1", other_seq=3, other_hash="b" * 64))
     assert is_witness(writer.seal(9.0).splitlines()[0])
@@ -375,9 +373,7 @@ def test_lines_about_other_chains_are_told_from_all_that_clients_may_say() -> No
 
 
 @given(sizes, st.integers(0, 3), st.binary(max_size=20).filter(lambda tail: b"\n" not in tail))
-def test_what_was_cut_off_is_found_at_the_end_of_a_file_and_sealed_later(
-    numbers: list[int], more: int, torn: bytes
-) -> None:
+def test_truncated_tail_is_found_and_sealed_later(numbers: list[int], more: int, torn: bytes) -> None:
     lines, head = chain(*numbers)
     whole = b"".join(raw + b"\n" for raw in lines)
     other = Chain("gateway-0", head)
@@ -396,13 +392,13 @@ def test_what_was_cut_off_is_found_at_the_end_of_a_file_and_sealed_later(
     assert writer.seq == head.seq + more + 1
 
 
-def test_only_batches_that_are_as_they_were_sealed_are_sound() -> None:
+def test_only_unmodified_batches_are_intact() -> None:
     changed = [*LINES[:4], LINES[4].replace(b"acme", b"evil"), *LINES[5:8], b"nonsense"]
 
     assert [line.seq for line in sound_lines(raw + b"\n" for raw in changed)] == [1, 2, 6]
 
 
 @given(st.binary(max_size=300))
-def test_nonsense_is_no_seal(raw: bytes) -> None:
+def test_random_bytes_are_not_a_seal(raw: bytes) -> None:
     assert unseal(raw) is None
     assert unseal(raw + b',"hash":"' + b"0" * 64 + b'"}') is None

@@ -1,4 +1,4 @@
-"""Streams of events: any split hands on the same bytes and only whole events, and the text is remembered."""
+"""Event streams: any split passes on the same bytes and only whole events, and the text is recorded."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,7 +19,7 @@ streams = st.lists(st.sampled_from(LF), max_size=8) | st.lists(st.just(b"data: c
 
 
 @given(streams, st.lists(st.integers(0, 200), max_size=8))
-def test_every_split_hands_on_the_same_whole_events(events: list[bytes], cuts: list[int]) -> None:
+def test_every_split_passes_on_the_same_whole_events(events: list[bytes], cuts: list[int]) -> None:
     data = b"".join(events)
     marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     transcript = Transcript()
@@ -31,7 +31,7 @@ def test_every_split_hands_on_the_same_whole_events(events: list[bytes], cuts: l
     assert (out, transcript.held, transcript.events) == (data, b"", len(events))
 
 
-def test_an_unfinished_event_is_held() -> None:
+def test_unfinished_event_is_held_back() -> None:
     transcript = Transcript()
     assert transcript.feed(b"data: 1\n\ndata: 2\n") == b"data: 1\n\n"
     assert transcript.held == b"data: 2\n"
@@ -39,7 +39,7 @@ def test_an_unfinished_event_is_held() -> None:
     assert (transcript.held, transcript.events, transcript.open) == (b"data", 2, False)
 
 
-def test_an_endless_event_is_passed_on_in_pieces() -> None:
+def test_event_over_the_size_limit_is_passed_on_in_pieces() -> None:
     transcript = Transcript()
     large = b"data: " + b"x" * HELD_BYTES_MAX
     assert transcript.feed(large) == large
@@ -48,7 +48,7 @@ def test_an_endless_event_is_passed_on_in_pieces() -> None:
     assert not transcript.open
 
 
-def test_the_last_data_of_whole_events_is_found() -> None:
+def test_last_data_of_whole_events_is_found() -> None:
     assert last_data(b'data: 1\n\ndata: {"error":1}\n\n') == b'{"error":1}'
     assert last_data(b"data:x\r\n\r\n") == b"x"
     assert last_data(b"") == b""
@@ -75,7 +75,7 @@ def told(*events: bytes) -> Transcript:
 
 
 @given(texts, st.booleans(), st.integers(1, 7))
-def test_the_text_is_remembered_however_events_are_glued(words: list[str], chat: bool, glued: int) -> None:
+def test_text_is_recorded_however_events_are_grouped(words: list[str], chat: bool, glued: int) -> None:
     events = [each for each in stream(words, chat=chat) if each]
     reads = [b"".join(events[at : at + glued]) for at in range(0, len(events), glued)]
     transcript = told(*reads)
@@ -87,7 +87,7 @@ def test_the_text_is_remembered_however_events_are_glued(words: list[str], chat:
 
 
 @pytest.mark.parametrize("count", range(2, 12))
-def test_a_read_that_is_shorter_than_what_surrounds_the_text_ends_no_stream(count: int) -> None:
+def test_short_read_does_not_end_the_stream(count: int) -> None:
     transcript = Transcript()
     for _ in range(count):
         transcript.feed(b'data: {"id":"a","created":1,"choices":[{"index":0,"delta":{"content":"b"}}]}\n\n')
@@ -97,21 +97,21 @@ def test_a_read_that_is_shorter_than_what_surrounds_the_text_ends_no_stream(coun
     assert (said.text, transcript.events) == (b"b" * count, count + 1)
 
 
-def test_text_that_looks_like_events_is_text() -> None:
+def test_event_lookalikes_in_text_are_text() -> None:
     words = ['"', "\n\n", '"},"logprobs":null', "data: [DONE]\n\n", "\\", "é", "𝄞", '{"error":'] * 9
     said = told(*stream(words, chat=True)).state()
     assert said is not None
     assert said.text.decode() == "".join(words)
 
 
-def test_a_log_probability_beside_the_text_does_not_hide_it() -> None:
+def test_text_is_found_beside_logprobs() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
     said = told(*(chunks.delta(0, str(n), [TokenLogprob(str(n), -0.5, (48,))]) for n in range(40))).state()
     assert said is not None
     assert said.text.decode() == "".join(map(str, range(40)))
 
 
-def test_a_text_that_is_complete_is_known_to_be() -> None:
+def test_complete_text_is_recognized() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
     said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).state()
     assert said == ResumeState("chatcmpl-1", 7, b"a", finished=True, events=3)
@@ -128,11 +128,11 @@ def test_a_text_that_is_complete_is_known_to_be() -> None:
         b"data: \xff\n\n",
     ],
 )
-def test_what_is_not_one_text_cannot_be_resumed(event: bytes) -> None:
+def test_streams_of_several_texts_cannot_be_resumed(event: bytes) -> None:
     assert told(*stream(["a"] * 20, chat=True), event).state() is None
 
 
-def test_what_was_held_back_was_not_said() -> None:
+def test_held_back_bytes_are_not_part_of_the_text() -> None:
     transcript = told(*stream(["a"], chat=True))
     assert transcript.feed(b'data: {"id"') == b""
     said = transcript.state()
@@ -141,13 +141,13 @@ def test_what_was_held_back_was_not_said() -> None:
     assert transcript.held == b""
 
 
-def test_the_memory_of_a_stream_is_little_more_than_its_text() -> None:
+def test_memory_of_a_stream_is_close_to_the_size_of_its_text() -> None:
     words = ["word "] * 4000
     transcript = told(*stream(words, chat=True))
     assert transcript.bytes_held <= 1.2 * len("".join(words))
 
 
-def test_a_very_long_answer_is_relayed_but_not_remembered() -> None:
+def test_very_long_answer_is_relayed_but_not_recorded() -> None:
     words = ["x" * 100_000] * 60
     transcript = told(*stream(words, chat=True))
     assert transcript.state() is None
@@ -168,9 +168,7 @@ def named(path: str, words: list[str]) -> tuple[list[bytes], list[bytes], bytes]
 
 @NAMED
 @given(words=texts, glued=st.integers(1, 7))
-def test_the_text_of_named_events_is_remembered_however_they_are_glued(
-    path: str, words: list[str], glued: int
-) -> None:
+def test_text_of_named_events_is_recorded_however_they_are_grouped(path: str, words: list[str], glued: int) -> None:
     opening, deltas, _ = named(path, words)
     events = opening + deltas
     transcript = Transcript(path)
@@ -184,7 +182,7 @@ def test_the_text_of_named_events_is_remembered_however_they_are_glued(
 
 
 @NAMED
-def test_named_events_in_lines_of_crlf_are_read_too(path: str) -> None:
+def test_named_events_with_crlf_are_read(path: str) -> None:
     opening, deltas, _ = named(path, ["a\n\n"] * 40)
     transcript = Transcript(path)
     for event in opening + deltas:
@@ -195,7 +193,7 @@ def test_named_events_in_lines_of_crlf_are_read_too(path: str) -> None:
 
 
 @NAMED
-def test_text_that_looks_like_named_events_is_text(path: str) -> None:
+def test_named_event_lookalikes_in_text_are_text(path: str) -> None:
     words = ["event: content_block_stop\n", "event: response.output_text.done\n", '"delta":"', "\n\nevent: error\n"]
     words += ['","type":"response.output_text.delta","sequence_number":5}\n\n', '"text":"', '"}}\n\n', "\\"]
     opening, deltas, _ = named(path, words * 9)
@@ -208,7 +206,7 @@ def test_text_that_looks_like_named_events_is_text(path: str) -> None:
 
 @NAMED
 @given(cuts=st.lists(st.integers(0, 3000), max_size=8))
-def test_the_end_of_an_answer_is_handed_on_whole_or_not_at_all(path: str, cuts: list[int]) -> None:
+def test_end_of_an_answer_is_passed_on_completely_or_not_at_all(path: str, cuts: list[int]) -> None:
     opening, deltas, end = named(path, ["a", "b"])
     before = b"".join(opening + deltas)
     data = before + end
@@ -230,7 +228,7 @@ def test_the_end_of_an_answer_is_handed_on_whole_or_not_at_all(path: str, cuts: 
 
 
 @NAMED
-def test_an_end_that_is_too_long_to_be_held_is_passed_on_and_its_answer_not_resumed(path: str) -> None:
+def test_too_long_end_is_passed_on_and_the_answer_is_not_resumable(path: str) -> None:
     opening, deltas, end = named(path, ["x" * 1000] * 400)
     end = end.replace(b"\n\n", b"\n\nevent: more\ndata: " + b"x" * HELD_BYTES_MAX + b"\n\n", 1)
     transcript = Transcript(path)
@@ -268,7 +266,7 @@ def test_named_events_that_are_not_one_text_cannot_be_resumed(path: str, data: s
     assert transcript.state() is None
 
 
-def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
+def test_events_of_different_items_are_kept_apart() -> None:
     opening, deltas, _ = named(RESPONSES, ["a"] * 20)
     transcript = Transcript(RESPONSES)
     for event in opening + deltas[:17]:
@@ -281,7 +279,7 @@ def test_events_of_another_item_among_numbered_ones_are_not_mixed_up() -> None:
 
 
 @pytest.mark.parametrize("id", ["", "a,b", "a b", "a\r\nx-forebay-continue: b", "ä", "x" * 129])
-def test_an_id_that_could_be_more_than_a_part_of_a_header_is_not_carried_to_another_replica(id: str) -> None:
+def test_id_that_is_unsafe_in_a_header_is_not_forwarded(id: str) -> None:
     transcript = Transcript()
     chunk = {"id": id, "created": 1, "choices": [{"index": 0, "delta": {"content": "x"}}]}
     transcript.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
@@ -343,7 +341,7 @@ def test_only_events_with_text_are_counted_as_tokens(  # noqa: PLR0917 - hypothe
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from(LF), max_size=20))
-def test_of_garbage_no_more_events_have_text_than_there_are(reads: list[bytes]) -> None:
+def test_garbage_never_counts_more_text_events_than_events(reads: list[bytes]) -> None:
     for path in ("", MESSAGES, RESPONSES):
         transcript = Transcript(path)
         for read in reads:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what is taken, what is refused, and that the official client's types read the answers."""
+"""Anthropic's Messages API: accepted and rejected requests, and responses that the official client can read."""
 
 import json
 from typing import Any
@@ -80,7 +80,7 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
+def test_value_without_effect_is_accepted(fields: dict[str, Any]) -> None:
     assert parsed(**fields) == parsed()
 
 
@@ -103,7 +103,7 @@ def block(**fields: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameter_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
     assert param in error.text
@@ -136,7 +136,7 @@ def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: di
     ],
     ids=str,
 )  # fmt: skip
-def test_a_bad_field_is_refused_and_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
     assert param in error.text
@@ -149,13 +149,13 @@ def test_a_bad_field_is_refused_and_named(fields: dict[str, Any], param: str) ->
     | st.lists(st.booleans(), min_size=1)
     | st.just({"☃": 1})
 )
-def test_any_field_of_any_wrong_type_is_refused_under_its_name(field: str, value: Any) -> None:
+def test_wrong_type_in_any_field_is_rejected_by_name(field: str, value: Any) -> None:
     if isinstance(value, str) and field in ("model", "system"):
         return
     assert (refusal(**{field: value}).param or "").startswith(field)
 
 
-def test_the_prompt_that_is_counted_is_that_of_the_message() -> None:
+def test_token_count_covers_the_prompt_of_the_message() -> None:
     fields = {"system": "be", "messages": [*PLAIN["messages"], *PLAIN["messages"]], "tools": [], "stream": True}
     body = {key: value for key, value in (PLAIN | fields).items() if key != "max_tokens"}
     counted = wire.parse_count(msgspec.json.encode(body))
@@ -174,7 +174,7 @@ def test_the_prompt_that_is_counted_is_that_of_the_message() -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "max_tokens", "messages"])
-def test_required_fields_are_missed_by_name(name: str) -> None:
+def test_missing_required_field_is_named(name: str) -> None:
     with pytest.raises(Refusal) as caught:
         wire.parse_messages(msgspec.json.encode({key: value for key, value in PLAIN.items() if key != name}))
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, name)
@@ -188,7 +188,7 @@ def test_required_fields_are_missed_by_name(name: str) -> None:
         ("length", None, ("max_tokens", None)),
     ],
 )
-def test_an_answer_whole_and_streamed_is_what_the_client_expects(
+def test_plain_and_streamed_response_fit_the_official_client(
     reason: str, stop: str | None, expected: tuple[str, str | None]
 ) -> None:
     usage = Usage(5, 7, 3)
@@ -215,20 +215,20 @@ def test_an_answer_whole_and_streamed_is_what_the_client_expects(
     assert stream[5]["usage"] == json.loads(MessagesAnswer(HEAD).whole([Choice("", reason)], usage))["usage"]
 
 
-def test_a_stream_that_is_continued_opens_with_what_is_missing() -> None:
+def test_resumed_stream_opens_with_the_missing_events() -> None:
     whole = events(MessagesAnswer(HEAD).opening(0))
     for sent in (1, 2, 9):
         opening = MessagesAnswer(HEAD, sent).opening(0)
         assert (events(opening) if opening else []) == whole[sent:]
 
 
-def test_a_cache_that_says_nothing_is_not_said_to_be_empty() -> None:
+def test_unknown_cache_usage_is_null() -> None:
     usage = Message.model_validate_json(MessagesAnswer(HEAD).whole([Choice("", "stop")], Usage(5, 7))).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (5, None)
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_every_error_has_a_type_of_anthropics_and_our_code(code: Code) -> None:
+def test_every_error_has_an_anthropic_type_and_a_forebay_code(code: Code) -> None:
     body = json.loads(errors.error_body(Refusal(code, "why", "field"), "/v1/messages"))
     (event,) = events(MessagesAnswer(HEAD).error(code, "why"))
     kind = {
@@ -244,7 +244,7 @@ def test_every_error_has_a_type_of_anthropics_and_our_code(code: Code) -> None:
     assert event == body | {"error": body["error"] | {"param": None}}
 
 
-def test_paths_word_their_errors_and_name_their_requests() -> None:
+def test_error_format_and_id_headers_depend_on_the_path() -> None:
     refused = Refusal(Code.NOT_FOUND)
     assert b'"type":"error"' in errors.error_body(refused, "/v1/messages/count_tokens")
     assert errors.error_body(refused, "/v1/chat/completions") == errors.error_body(refused)

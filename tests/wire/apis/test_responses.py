@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: what is taken, what is refused, and that the official client's types read the answers."""
+"""OpenAI's Responses API: accepted and rejected requests, and responses that the official client can read."""
 
 import json
 from typing import Any
@@ -91,7 +91,7 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
+def test_value_without_effect_is_accepted(fields: dict[str, Any]) -> None:
     assert parsed(**fields) == parsed()
 
 
@@ -115,7 +115,7 @@ def test_a_value_that_changes_nothing_is_taken(fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameter_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
     assert param in error.text
@@ -143,7 +143,7 @@ def test_a_known_parameter_that_cannot_be_honoured_is_refused_by_name(fields: di
     ],
     ids=str,
 )
-def test_a_bad_field_is_refused_and_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_rejected_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
     assert param in error.text
@@ -156,7 +156,7 @@ def test_a_bad_field_is_refused_and_named(fields: dict[str, Any], param: str) ->
     | st.lists(st.booleans(), min_size=1)
     | st.just({"☃": 1})
 )
-def test_any_field_of_any_wrong_type_is_refused_under_its_name(field: str, value: Any) -> None:
+def test_wrong_type_in_any_field_is_rejected_by_name(field: str, value: Any) -> None:
     texts = ("model", "input", "instructions", "user", "safety_identifier", "prompt_cache_key")
     if isinstance(value, str) and field in texts:
         return
@@ -164,7 +164,7 @@ def test_any_field_of_any_wrong_type_is_refused_under_its_name(field: str, value
 
 
 @pytest.mark.parametrize("name", ["model", "input"])
-def test_required_fields_are_missed_by_name(name: str) -> None:
+def test_missing_required_field_is_named(name: str) -> None:
     with pytest.raises(Refusal) as caught:
         wire.parse_responses(msgspec.json.encode({key: value for key, value in PLAIN.items() if key != name}))
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, name)
@@ -175,7 +175,7 @@ def voice() -> ResponsesAnswer:
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
-def test_an_answer_whole_and_streamed_is_what_the_client_expects(reason: str, status: str) -> None:
+def test_plain_and_streamed_response_fit_the_official_client(reason: str, status: str) -> None:
     usage, text = Usage(5, 7, 3), 'a"\n\u2028éb'
     body = voice().whole([Choice(text, reason)], usage)
     whole = Response.model_validate_json(body)
@@ -201,7 +201,7 @@ def test_an_answer_whole_and_streamed_is_what_the_client_expects(reason: str, st
     assert stream[-1]["response"] == json.loads(body)
 
 
-def test_an_error_event_takes_its_number() -> None:
+def test_error_event_has_its_sequence_number() -> None:
     told = voice()
     told.opening(0)
     (event,) = events(told.error(Code.ENGINE_FAILED, ""))
@@ -214,7 +214,7 @@ def test_an_error_event_takes_its_number() -> None:
     }
 
 
-def test_a_stream_that_is_continued_is_the_rest_of_the_whole() -> None:
+def test_resumed_stream_is_the_rest_of_the_whole_stream() -> None:
     def told(said: list[str], sent: int) -> list[dict[str, Any]]:
         voice = ResponsesAnswer(HEAD, "msg-1", {}, "".join(said), sent)
         texts = voice.opening(0) + b"".join(voice.delta(0, word) for word in WORDS[len(said) :])

@@ -1,4 +1,4 @@
-"""The text of questions and answers, out of bodies of every API."""
+"""Prompt and answer texts, extracted from the bodies of every API."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def of(value: Any) -> bytes:
         ("text", None),
     ],
 )
-def test_the_text_of_an_answer_is_found_in_every_api(answer: Any, text: str | None) -> None:
+def test_answer_text_is_extracted_from_every_api(answer: Any, text: str | None) -> None:
     assert response_text(of(answer)) == text
 
 
@@ -65,7 +65,7 @@ def test_the_text_of_an_answer_is_found_in_every_api(answer: Any, text: str | No
         ({"messages": 3}, "", ""),
     ],
 )  # fmt: skip
-def test_the_question_is_found_with_what_the_answer_is_to_look_like(body: Any, text: str, schema: str) -> None:
+def test_prompt_is_extracted_with_its_output_format(body: Any, text: str, schema: str) -> None:
     assert prompt(of(body)) == (text, schema)
 
 
@@ -73,12 +73,12 @@ def test_the_question_is_found_with_what_the_answer_is_to_look_like(body: Any, t
     ("body", "name"),
     [(b'{"user":"anna"}', "anna"), (b"{}", ""), (b'{"user":3}', ""), (b"{", ""), (b"[" * 100_000, "")],
 )  # fmt: skip
-def test_a_caller_is_known_by_its_name_if_it_says_one(body: bytes, name: str) -> None:
+def test_end_user_is_read_from_the_user_field(body: bytes, name: str) -> None:
     assert end_user(body) == name
 
 
 @given(st.binary())
-def test_no_bytes_are_too_strange(body: bytes) -> None:
+def test_any_bytes_are_handled(body: bytes) -> None:
     assert response_text(body) is None or body
     assert prompt(body) is not None
     assert end_user(body) is not None

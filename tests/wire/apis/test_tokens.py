@@ -1,4 +1,4 @@
-"""Tokens: what is taken and what is refused."""
+"""Tokenization requests: what is accepted and what is rejected."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ def body(**fields: Any) -> bytes:
     return msgspec.json.encode({"model": "m"} | fields)
 
 
-def test_a_text_or_messages_are_taken() -> None:
+def test_text_or_messages_are_accepted() -> None:
     assert wire.parse_tokenize(body(prompt="a")) == wire.TokenizeRequest("m", "a")
     assert wire.parse_tokenize(body(prompt=None, messages=HI, add_special_tokens=False)) == wire.TokenizeRequest(
         "m", ({"role": "user", "content": "hi"},), special=False
@@ -45,13 +45,13 @@ def test_a_text_or_messages_are_taken() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_bad_field_is_refused_and_named(parse: Any, fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_rejected_by_name(parse: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(Refusal) as caught:
         parse(body(**fields))
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, param)
     assert param in caught.value.text
 
 
-def test_the_answers_have_vllms_shape() -> None:
+def test_responses_have_the_format_of_vllm() -> None:
     assert json.loads(wire.tokenize_body((5, 6), 9)) == {"tokens": [5, 6], "count": 2, "max_model_len": 9}
     assert json.loads(wire.detokenize_body("é")) == {"prompt": "é"}

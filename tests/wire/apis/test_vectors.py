@@ -1,4 +1,4 @@
-"""Vectors out of answers: lists or base64, the first of many, none of what is no answer."""
+"""Vectors read from embeddings responses: lists or base64, a bounded number, none from other responses."""
 
 import base64
 import struct
@@ -23,12 +23,12 @@ def encoded(floats: list[float]) -> str:
 
 
 @given(st.lists(FLOATS, max_size=VECTORS_MAX))
-def test_lists_and_base64_say_the_same(vectors: list[list[float]]) -> None:
+def test_lists_and_base64_give_the_same_vectors(vectors: list[list[float]]) -> None:
     assert embedded(answer(*vectors)) == vectors
     assert [list(each) for each in embedded(answer(*map(encoded, vectors)))] == vectors
 
 
-def test_of_many_vectors_the_first_are_read() -> None:
+def test_only_the_first_of_many_vectors_are_read() -> None:
     assert embedded(answer(*([float(n)] for n in range(100)))) == [[float(n)] for n in range(VECTORS_MAX)]
 
 
@@ -46,5 +46,5 @@ def test_of_many_vectors_the_first_are_read() -> None:
         answer([1.0], "é"),
     ],
 )
-def test_what_is_no_answer_with_vectors_has_none(body: bytes) -> None:
+def test_other_responses_have_no_vectors(body: bytes) -> None:
     assert embedded(body) == []

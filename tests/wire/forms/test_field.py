@@ -1,4 +1,4 @@
-"""Fields that are found without reading their form: the same ones, with the same values, as by reading it."""
+"""Fields found without parsing the whole form: same values as from a full parse."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def found(body: bytes, kind: bytes = KIND) -> dict[bytes, bytes]:
 
 
 @given(st.lists(parts, max_size=8))
-def test_what_is_found_is_what_a_reader_of_the_form_finds_first(fields: list[tuple[bytes, bytes]]) -> None:
+def test_found_fields_equal_the_first_ones_of_a_full_parse(fields: list[tuple[bytes, bytes]]) -> None:
     fields = [(name, value if name == b"file" else value.hex().encode()) for name, value in fields]
     fields = [(name, value) for name, value in fields if b"--mark" not in value]
     fields = [each for i, each in enumerate(fields) if each[0] != b"file" or each[0] not in dict(fields[:i])]
@@ -36,14 +36,14 @@ def test_what_is_found_is_what_a_reader_of_the_form_finds_first(fields: list[tup
 
 
 @given(st.binary(max_size=300), st.binary(max_size=60))
-def test_any_bytes_are_looked_at_without_harm(body: bytes, kind: bytes) -> None:
+def test_any_bytes_are_handled(body: bytes, kind: bytes) -> None:
     for place in find_fields(kind, body, NAMES).values():
         assert 0 <= place.start <= place.end <= len(body)
     for place in find_fields(KIND, b"--mark\r\n" + body, NAMES).values():
         assert place.end - place.start <= VALUE_BYTES_MAX
 
 
-def test_a_field_inside_of_a_file_or_beyond_the_limits_is_none() -> None:
+def test_field_inside_a_file_or_beyond_the_limits_is_not_found() -> None:
     inner = form([(b"model", b"inner")]).replace(b"mark", b"other")
     assert found(form([(b"file", inner), (b"model", b"outer")])) == {b"model": b"outer"}
     assert found(form([(b"model", b"x" * (VALUE_BYTES_MAX + 1))])) == {}

@@ -1,4 +1,4 @@
-"""Forms as clients send them, and what is none."""
+"""Multipart forms: what clients send is parsed, and anything else is rejected."""
 
 from contextlib import suppress
 
@@ -37,13 +37,13 @@ NAMES = st.text("abcdefg[]_-", min_size=1, max_size=20)
         NAMES, st.tuples(st.text("abc. é", min_size=1), st.binary(max_size=3000)), min_size=1, max_size=4
     ),
 )
-def test_what_a_client_sends_is_read_back(fields: dict[str, list[str]], files: dict[str, tuple[str, bytes]]) -> None:
+def test_client_form_is_parsed(fields: dict[str, list[str]], files: dict[str, tuple[str, bytes]]) -> None:
     form = read_form(*sent(fields, files))
     assert form == Form(fields, {name: Upload(*upload) for name, upload in files.items()})
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"--b\r\n", field(b"x", b"1")]), st.binary(max_size=50))
-def test_any_bytes_are_a_form_or_refused(junk: bytes, middle: bytes, more: bytes) -> None:
+def test_any_bytes_are_a_form_or_rejected(junk: bytes, middle: bytes, more: bytes) -> None:
     with suppress(Refusal):
         read_form(TYPE, junk + middle + more)
 
@@ -71,7 +71,7 @@ def test_any_bytes_are_a_form_or_refused(junk: bytes, middle: bytes, more: bytes
         (TYPE, b"\r\n" * 1_000_000, "are not data", None),
     ],
 )
-def test_what_is_no_form_is_refused_with_the_reason(
+def test_invalid_form_is_rejected_with_the_reason(
     content_type: bytes | None, given_body: bytes, says: str, param: str | None
 ) -> None:
     with pytest.raises(Refusal, match=says) as caught:
@@ -80,27 +80,27 @@ def test_what_is_no_form_is_refused_with_the_reason(
     assert caught.value.param == param
 
 
-def test_as_many_parts_and_bytes_as_are_allowed_are_taken() -> None:
+def test_maximum_parts_and_bytes_are_accepted() -> None:
     form = read_form(TYPE, body(*[field(b"x", b"1")] * (PARTS_MAX - 1), field(b"y", b"a" * FIELD_BYTES_MAX)))
     assert len(form.fields["x"]) == PARTS_MAX - 1
     assert len(form.fields["y"][0]) == FIELD_BYTES_MAX
 
 
-def test_a_large_file_comes_through_and_what_follows_the_form_is_left_alone() -> None:
+def test_large_file_is_parsed_and_trailing_bytes_are_ignored() -> None:
     data = bytes(range(256)) * 4_000
     head = b'Content-Disposition: form-data; name="file"; filename=""\r\n\r\n'
     form = read_form(TYPE, body(field(b"x", b""), head + data, end=b"--b--\r\n" + b"-" * 1_000_000))
     assert form == Form({"x": [""]}, {"file": Upload("", data)})
 
 
-def test_bytes_that_look_like_a_boundary_stay_in_their_file() -> None:
+def test_boundary_lookalikes_stay_in_their_file() -> None:
     data = b"\r\n--\r\n--bb\r\n--a" * 1000
     head = b'Content-Disposition: form-data; name="file"; filename="f.wav"\r\nContent-Type: audio/wav\r\n\r\n'
     form = read_form(b'multipart/form-data; boundary="=_b"', b"--=_b\r\n" + head + data + b"\r\n--=_b--\r\n")
     assert form.files == {"file": Upload("f.wav", data)}
 
 
-def test_the_content_type_is_known_however_it_is_written() -> None:
+def test_content_type_is_recognized_in_every_spelling() -> None:
     assert is_form(b"Multipart/Form-Data ; boundary=x")
     assert not is_form(b"multipart/mixed; boundary=x")
     assert not is_form(None)

@@ -1,4 +1,4 @@
-"""A client of a session in memory: it writes frames, right or wrong, and reads what comes back."""
+"""An in-memory client of a session: it writes valid or invalid frames and reads the responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
-"""What RFC 9113 and RFC 7541 say of clients that are wrong, or merely unusual, by section.
+"""RFC 9113 and RFC 7541 on clients that violate the protocol, or are merely unusual, by section.
 
 The cases are those of the tool h2spec that are not in `test_session`. Streams: 1 is open, 3 has been answered, 5 is
-half-closed (the client has ended it, its answer is still to come), 7 was answered before its client had ended it, 9
-was reset by the client, and 11 is idle.
-"""
+half-closed (the client has ended it, its response is pending), 7 was answered before its client had ended it, 9
+was reset by the client, and 11 is idle."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -98,7 +97,7 @@ CONNECTION_ERRORS: Final = {
 
 
 @pytest.mark.parametrize(("sent", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
-def test_what_no_client_may_send_ends_the_connection(sent: bytes, code: int) -> None:
+def test_connection_errors_end_the_connection(sent: bytes, code: int) -> None:
     peer = standing()
     peer.send(sent)
     assert peer.goodbye() == code
@@ -132,7 +131,7 @@ STREAM_ERRORS: Final = {
 
 
 @pytest.mark.parametrize(("sent", "id", "code"), STREAM_ERRORS.values(), ids=STREAM_ERRORS)
-def test_what_is_wrong_with_one_stream_costs_that_stream(sent: bytes, id: int, code: int) -> None:
+def test_stream_errors_reset_only_the_stream(sent: bytes, id: int, code: int) -> None:
     peer = standing()
     peer.send(sent)
     assert peer.frames() == [(h2.RST_STREAM, 0, id, h2.U32.pack(code))]
@@ -157,7 +156,7 @@ FINE: Final = {
 
 
 @pytest.mark.parametrize("sent", FINE.values(), ids=FINE)
-def test_what_is_merely_unusual_is_read_over(sent: bytes) -> None:
+def test_unusual_but_valid_frames_are_ignored(sent: bytes) -> None:
     peer = standing()
     peer.send(sent)
     assert peer.frames() == []
@@ -165,13 +164,13 @@ def test_what_is_merely_unusual_is_read_over(sent: bytes) -> None:
     assert peer.ask(IDLE + 2).ended
 
 
-def test_a_stream_that_was_cut_is_closed_once_its_client_has_ended_it() -> None:
+def test_stream_answered_early_is_closed_once_its_client_has_ended_it() -> None:
     peer = standing()
     peer.send(data(CUT), data(CUT))
     assert peer.goodbye() == h2.STREAM_CLOSED
 
 
-def test_of_streams_that_were_cut_long_ago_nothing_is_held_against_the_client() -> None:
+def test_frames_of_streams_answered_early_long_ago_are_tolerated() -> None:
     peer = Peer()
     last = 2 * streams.CUT_MAX + 1
     for id in range(1, last + 1, 2):
@@ -183,14 +182,14 @@ def test_of_streams_that_were_cut_long_ago_nothing_is_held_against_the_client() 
     assert peer.session.over
 
 
-def test_a_length_that_is_kept_is_no_reason_to_refuse() -> None:
+def test_matching_content_length_is_accepted() -> None:
     peer = standing()
     peer.send(request(IDLE, block([*LENGTH, (b"content-length", b"4")]), b"four"))
     peer.send(heads(13, block(LENGTH), E), data(13, b"\x02four--", h2.PADDED), heads(13, TRAILERS))
     assert [(bytes(each.data), each.ended) for each in peer.served[-2:]] == [(b"four", True)] * 2
 
 
-def test_a_block_that_changes_the_size_of_the_table_counts_each_time() -> None:
+def test_table_size_updates_apply_each_time() -> None:
     peer = Peer()
     plain, field = block(), Encoder().encode([(b"a", b"b")])
     peer.send(
@@ -201,7 +200,7 @@ def test_a_block_that_changes_the_size_of_the_table_counts_each_time() -> None:
     assert (len(peer.served), peer.goodbye()) == (4, h2.COMPRESSION_ERROR)
 
 
-def test_settings_apply_one_after_the_other_and_are_confirmed_once() -> None:
+def test_settings_apply_in_order_and_are_acknowledged_once() -> None:
     peer = Peer(start=START)
     peer.send(h2.frame(h2.SETTINGS, 0, 0, b"".join(h2.SETTING.pack(h2.WINDOW, size) for size in (100, 1))))
     peer.send(h2.settings({0xFF: 1}))

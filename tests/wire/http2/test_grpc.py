@@ -1,4 +1,4 @@
-"""gRPC's own words: messages, deadlines, codings, how a call ends."""
+"""gRPC framing: messages, deadlines, encodings, status trailers."""
 
 import gzip
 import urllib.parse
@@ -41,7 +41,7 @@ def fed(data: bytes, at: list[int], coding: bytes = b"", most: int = 1000) -> tu
     st.lists(st.integers(0, 400)),
     st.sampled_from([b"", b"gzip", b"deflate"]),
 )
-def test_messages_come_as_they_were_sent(sent: list[bytes], at: list[int], coding: bytes) -> None:
+def test_messages_round_trip(sent: list[bytes], at: list[int], coding: bytes) -> None:
     data = b"".join(
         packed(each, coding) if coding and number % 2 else framed(each) for number, each in enumerate(sent)
     )
@@ -50,7 +50,7 @@ def test_messages_come_as_they_were_sent(sent: list[bytes], at: list[int], codin
         assert fed(data[:-1], at, coding) == (sent[:-1], True)
 
 
-def test_what_is_packed_is_what_it_says() -> None:
+def test_compressed_messages_round_trip() -> None:
     assert gzip.decompress(packed(b"x" * 99, b"gzip")[5:]) == b"x" * 99
     assert zlib.decompress(packed(b"x" * 99, b"deflate")[5:]) == b"x" * 99
 
@@ -70,7 +70,7 @@ def test_what_is_packed_is_what_it_says() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_message_is_said(data: bytes, coding: bytes, code: int, text: str) -> None:
+def test_invalid_message_has_a_reason(data: bytes, coding: bytes, code: int, text: str) -> None:
     with pytest.raises(BadMessage, match=text[:30].replace("(", r"\(")) as error:
         fed(data, [], coding)
     assert (error.value.code, str(error.value)[: len(text)]) == (code, text)
@@ -85,25 +85,25 @@ def test_deadlines_have_units(value: bytes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"1", b"S", b"1s", b"-1S", b"1.5S", b"123456789S", b"\xb2S"])
-def test_what_is_no_deadline_is_refused(value: bytes) -> None:
+def test_invalid_deadline_is_rejected(value: bytes) -> None:
     with pytest.raises(ValueError, match="expected"):
         timeout_s(value)
 
 
 @given(st.text(max_size=50))
-def test_texts_of_errors_survive_their_journey(text: str) -> None:
+def test_error_messages_round_trip_percent_encoded(text: str) -> None:
     sent = escaped(text)
     assert sent.isascii()
     assert sent.decode().isprintable()
     assert urllib.parse.unquote(sent.decode()) == text
 
 
-def test_texts_of_errors_are_cut_off_between_letters() -> None:
+def test_long_error_messages_are_truncated_between_characters() -> None:
     assert len(escaped("x" * 1_000_000)) == grpc.TEXT_BYTES_MAX
     assert urllib.parse.unquote(escaped("é" * 1_000_000).decode()) == "é" * (grpc.TEXT_BYTES_MAX // 6)
 
 
-def test_blocks_say_how_a_call_begins_and_ends() -> None:
+def test_response_headers_and_trailers_of_a_call() -> None:
     assert dict(Decoder().decode(answer_head(b"gzip"))) == {
         ":status": "200",
         "content-type": "application/grpc",

@@ -1,4 +1,4 @@
-"""Header blocks are kept for as long as they mean the same."""
+"""The cache of decoded header blocks: entries are used as long as they decode to the same headers."""
 
 import pytest
 from hpack import Decoder, Encoder
@@ -13,7 +13,7 @@ lists = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"grpc-timeout", b":path
 
 
 @given(st.lists(st.tuples(lists, st.booleans(), st.sampled_from([None, 0, 64, 4096])), max_size=30))
-def test_a_block_always_says_what_a_decoder_without_memory_says(
+def test_cached_block_equals_an_uncached_decode(
     rounds: list[tuple[list[Header], bool, int | None]],
 ) -> None:
     encoder, plain = Encoder(), Decoder()
@@ -25,7 +25,7 @@ def test_a_block_always_says_what_a_decoder_without_memory_says(
         assert blocks.decode(block) == [tuple(each) for each in plain.decode(block, raw=True)] == headers
 
 
-def test_a_block_that_changes_nothing_is_read_once() -> None:
+def test_block_without_table_changes_is_decoded_once() -> None:
     read: list[int] = []
     blocks: Blocks[int] = Blocks(lambda headers: read.append(1) or len(headers))
     encoder = Encoder()
@@ -37,7 +37,7 @@ def test_a_block_that_changes_nothing_is_read_once() -> None:
 
 
 @pytest.mark.interpreted
-def test_only_so_many_blocks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_MAX", 3)
     blocks: Blocks[list[Header]] = Blocks(list)
     for number in range(10):
@@ -49,13 +49,13 @@ def test_only_so_many_blocks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(tokens, st.binary(max_size=400)), max_size=5))
-def test_what_is_written_reads_the_same_everywhere(headers: list[Header]) -> None:
+def test_encoded_blocks_decode_the_same_everywhere(headers: list[Header]) -> None:
     assert [tuple(each) for each in Decoder().decode(written(headers), raw=True)] == headers
 
 
 @pytest.mark.parametrize(
     "block", [b"\xff\xff\xff\xff\xff\xff\xff", b"\x40\x7f", b"\x00", b"\x40\x81\xff\x00", b"\x3f\xe1\xff\x03"]
 )
-def test_damaged_blocks_are_refused(block: bytes) -> None:
+def test_damaged_blocks_are_rejected(block: bytes) -> None:
     with pytest.raises(BadBlock):
         Blocks(list).decode(block)

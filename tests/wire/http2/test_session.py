@@ -1,4 +1,4 @@
-"""A connection: requests and answers, windows, everything that ends a stream or the connection."""
+"""An HTTP/2 session: requests and responses, flow control, and everything that ends a stream or the connection."""
 
 import pytest
 from tests.wire.http2.peer import REQUEST, START, Peer, request, reset, window
@@ -10,7 +10,7 @@ from forebay.wire.http2 import session as module
 E, S = h2.END_HEADERS, h2.END_STREAM
 
 
-def test_a_request_is_heard_and_answered() -> None:
+def test_request_is_received_and_answered() -> None:
     peer = Peer()
     served = peer.ask(1, b"question")
     assert (bytes(served.data), served.ended, served.headers) == (b"question", True, list(REQUEST))
@@ -28,7 +28,7 @@ def test_bytes_may_be_split_anywhere() -> None:
     assert bytes(peer.served[0].data) == b"question"
 
 
-def test_padding_and_priority_are_read_over() -> None:
+def test_padding_and_priority_are_ignored() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
     body = b"\3" + b"\0\0\0\0\7" + block + b"\0\0\0"
@@ -41,7 +41,7 @@ def test_padding_and_priority_are_read_over() -> None:
     assert (bytes(peer.served[0].data), peer.served[0].ended) == (b"hi", True)
 
 
-def test_headers_may_come_in_parts_and_end_with_trailers() -> None:
+def test_headers_may_be_continued_and_end_with_trailers() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
     peer.send(
@@ -54,7 +54,7 @@ def test_headers_may_come_in_parts_and_end_with_trailers() -> None:
     assert (bytes(peer.served[0].data), peer.served[0].ended) == (b"x", True)
 
 
-def test_an_answer_waits_for_room_and_goes_piece_by_piece() -> None:
+def test_response_is_sent_as_the_stream_window_allows() -> None:
     peer = Peer(start=h2.PREFACE + h2.settings({h2.WINDOW: 10}))
     peer.ask().answer(bytes(range(25)))
     assert peer.answered(1) == bytes(range(10))
@@ -68,7 +68,7 @@ def test_an_answer_waits_for_room_and_goes_piece_by_piece() -> None:
     assert kinds == [(h2.DATA, bytes(range(15, 25))), (h2.HEADERS, b"\x8c")]
 
 
-def test_answers_share_the_window_of_their_connection() -> None:
+def test_responses_share_the_connection_window() -> None:
     peer = Peer()
     served = [peer.ask(id) for id in (1, 3, 5)]
     for each in served:
@@ -81,7 +81,7 @@ def test_answers_share_the_window_of_their_connection() -> None:
     assert not peer.session.streams
 
 
-def test_nothing_goes_while_the_transport_is_full() -> None:
+def test_nothing_is_sent_while_the_transport_is_full() -> None:
     peer = Peer()
     peer.session.paused = True
     peer.ask().answer(b"answer")
@@ -90,7 +90,7 @@ def test_nothing_goes_while_the_transport_is_full() -> None:
     assert peer.answered(1) == b"answer"
 
 
-def test_an_answer_before_the_end_of_the_request_tells_the_client_to_stop() -> None:
+def test_early_response_resets_the_request() -> None:
     peer = Peer()
     peer.send(h2.frame(h2.HEADERS, E, 1, peer.encoder.encode(REQUEST)))
     peer.served[0].answer()
@@ -99,7 +99,7 @@ def test_an_answer_before_the_end_of_the_request_tells_the_client_to_stop() -> N
     assert peer.goodbye() is None
 
 
-def test_room_is_given_for_what_was_taken_only() -> None:
+def test_window_is_updated_only_for_consumed_bytes() -> None:
     peer = Peer()
     peer.send(h2.frame(h2.HEADERS, E, 1, peer.encoder.encode(REQUEST)))
     stream = peer.served[0].stream
@@ -119,7 +119,7 @@ def test_room_is_given_for_what_was_taken_only() -> None:
     assert {id for _, _, id, _ in peer.frames()} == {0, 1}
 
 
-def test_a_client_that_ignores_the_window_of_a_stream_loses_the_stream() -> None:
+def test_exceeding_the_stream_window_resets_the_stream() -> None:
     peer = Peer()
     peer.send(h2.frame(h2.HEADERS, E, 1, peer.encoder.encode(REQUEST)))
     peer.served[0].stream.held = True
@@ -129,7 +129,7 @@ def test_a_client_that_ignores_the_window_of_a_stream_loses_the_stream() -> None
     assert peer.served[0].resets == 1
 
 
-def test_a_request_that_is_taken_back_is_told_once() -> None:
+def test_cancelled_request_is_reported_once() -> None:
     peer = Peer()
     served = peer.ask()
     peer.send(reset(1), reset(1))
@@ -142,7 +142,7 @@ def test_a_request_that_is_taken_back_is_told_once() -> None:
     assert peer.frames() == []
 
 
-def test_pings_are_answered_and_settings_confirmed() -> None:
+def test_pings_and_settings_are_acknowledged() -> None:
     peer = Peer(start=b"")
     peer.send(START, h2.frame(h2.PING, 0, 0, b"12345678"), h2.frame(h2.PING, h2.ACK, 0, bytes(8)))
     found = peer.frames()
@@ -155,7 +155,7 @@ def test_pings_are_answered_and_settings_confirmed() -> None:
     assert peer.goodbye() == h2.CALM_DOWN
 
 
-def test_leaving_lets_requests_that_are_on_their_way_through() -> None:
+def test_graceful_shutdown_accepts_requests_in_transit() -> None:
     peer = Peer()
     first = peer.ask(1)
     peer.session.leave()
@@ -171,7 +171,7 @@ def test_leaving_lets_requests_that_are_on_their_way_through() -> None:
     assert peer.session.over
 
 
-def test_a_connection_without_requests_leaves_at_once() -> None:
+def test_idle_connection_shuts_down_immediately() -> None:
     peer = Peer()
     peer.session.refuse()
     peer.session.refuse()
@@ -222,7 +222,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("data", "code"), BROKEN.values(), ids=BROKEN)
-def test_a_client_that_leaves_the_protocol_is_told_why(data: bytes, code: int | None) -> None:
+def test_protocol_error_has_a_reason(data: bytes, code: int | None) -> None:
     peer = Peer(start=b"")
     peer.send(data)
     assert peer.goodbye() == code
@@ -244,16 +244,14 @@ STREAM_ERRORS = {
 
 
 @pytest.mark.parametrize(("headers", "code"), STREAM_ERRORS.values(), ids=STREAM_ERRORS)
-def test_a_request_that_is_malformed_costs_its_stream_only(
-    headers: tuple[tuple[bytes, bytes], ...], code: int
-) -> None:
+def test_malformed_request_resets_only_its_stream(headers: tuple[tuple[bytes, bytes], ...], code: int) -> None:
     peer = Peer()
     peer.send(h2.frame(h2.HEADERS, E | S, 1, peer.encoder.encode(headers)))
     assert peer.frames() == [(h2.RST_STREAM, 0, 1, h2.U32.pack(code))]
     assert peer.ask(3).ended
 
 
-def test_trailers_in_the_wrong_place_cost_the_stream() -> None:
+def test_misplaced_trailers_reset_the_stream() -> None:
     peer = Peer()
     head, trailers = peer.encoder.encode(REQUEST), peer.encoder.encode([(b"a", b"b")])
     peer.send(h2.frame(h2.HEADERS, E, 1, head), h2.frame(h2.HEADERS, E, 1, trailers))
@@ -264,7 +262,7 @@ def test_trailers_in_the_wrong_place_cost_the_stream() -> None:
     assert [each.resets for each in peer.served] == [1, 1]
 
 
-def test_windows_of_streams_have_their_limits() -> None:
+def test_window_overflow_is_an_error() -> None:
     peer = Peer()
     for id, more in ((1, 0), (3, 2**31 - 1)):
         peer.ask(id)
@@ -277,7 +275,7 @@ def test_windows_of_streams_have_their_limits() -> None:
 
 
 @pytest.mark.interpreted
-def test_there_are_only_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_streams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 2)
     peer = Peer()
     for id in (1, 3, 5):
@@ -314,7 +312,7 @@ def test_floods_of_frames_that_carry_nothing_end_the_connection(kind: str) -> No
     assert number <= noise.NOISE_MAX
 
 
-def test_an_answer_taken_byte_by_byte_ends_the_connection() -> None:
+def test_tiny_window_updates_end_the_connection() -> None:
     peer = Peer(start=h2.PREFACE + h2.settings({h2.WINDOW: 0}))
     peer.ask().answer(bytes(60_000))
     peer.send(*[window(1, 1)] * (noise.NOISE_MAX - 1))
@@ -323,7 +321,7 @@ def test_an_answer_taken_byte_by_byte_ends_the_connection() -> None:
     assert peer.goodbye() == h2.CALM_DOWN
 
 
-def test_one_frame_cannot_change_the_windows_of_all_streams_again_and_again() -> None:
+def test_repeated_window_settings_in_one_frame_end_the_connection() -> None:
     peer = Peer()
     for id in range(1, 6400, 2):
         peer.ask(id)
@@ -342,7 +340,7 @@ def test_rapid_resets_end_the_connection_long_before_other_noise() -> None:
     assert all(each.resets == 1 for each in peer.served)
 
 
-def test_resets_that_a_client_makes_us_send_count_as_well() -> None:
+def test_resets_provoked_by_a_client_count_as_noise() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
     for number in range(noise.NOISE_MAX):
@@ -352,7 +350,7 @@ def test_resets_that_a_client_makes_us_send_count_as_well() -> None:
     assert number < noise.NOISE_MAX / noise.RESET_NOISE
 
 
-def test_answers_and_time_make_up_for_noise() -> None:
+def test_responses_and_time_reduce_the_noise_count() -> None:
     peer = Peer()
     block = peer.encoder.encode(REQUEST)
     for number in range(noise.NOISE_MAX // 4):
@@ -371,7 +369,7 @@ def test_answers_and_time_make_up_for_noise() -> None:
     assert not peer.session.over
 
 
-def test_a_block_has_limits_in_bytes_and_in_frames() -> None:
+def test_header_block_is_limited_in_bytes_and_frames() -> None:
     for part, count in ((bytes(16_000), 3), (b"", headers.CONTINUATIONS_MAX + 1)):
         peer = Peer()
         peer.send(h2.frame(h2.HEADERS, 0, 1, b""))
@@ -381,7 +379,7 @@ def test_a_block_has_limits_in_bytes_and_in_frames() -> None:
         assert peer.goodbye() == h2.CALM_DOWN
 
 
-def test_a_small_block_that_unfolds_into_many_headers_ends_the_connection() -> None:
+def test_header_compression_bomb_ends_the_connection() -> None:
     peer = Peer()
     bomb = b"\x40\x01a\x7f\xa1\x1e" + bytes(4000) + b"\xbe" * 10_000
     peer.send(h2.frame(h2.HEADERS, E, 1, bomb))

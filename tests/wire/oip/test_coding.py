@@ -1,4 +1,4 @@
-"""Content codings: which one an answer has, and that what is packed is unpacked."""
+"""Content codings: which one a response uses, and that encoded bodies decode again."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_a_response_is_compressed_for_a_single_accepted_coding(accept: bytes, co
 
 
 @given(st.sampled_from([GZIP, DEFLATE]), st.binary(max_size=200))
-def test_what_is_packed_is_unpacked_within_its_bound(coding: bytes, whole: bytes) -> None:
+def test_compressed_body_is_decompressed_within_its_limit(coding: bytes, whole: bytes) -> None:
     packed = encoded(coding, whole)
     assert decoded(coding.upper(), packed, len(whole)) == whole
     if whole:
@@ -36,7 +36,7 @@ def test_what_is_packed_is_unpacked_within_its_bound(coding: bytes, whole: bytes
         decoded(coding, packed[:-1], 1000)
 
 
-def test_other_bodies_are_left_alone_or_refused() -> None:
+def test_other_codings_are_passed_through_or_rejected() -> None:
     assert decoded(b"identity", b"x", 1) == b"x"
     assert decoded(b"", b"x", 1) == b"x"
     with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""Documents, parameters and paths in the corners that no endpoint test reaches."""
+"""Edge cases of documents, parameters and paths that no endpoint test reaches."""
 
 import json
 from typing import Any
@@ -13,16 +13,16 @@ from forebay.wire.oip.ports import MemoryKind, Region
 from forebay.wire.oip.route import CACHED_TARGET_BYTES_MAX, Endpoint, Route, route
 
 
-def test_errors_quote_no_more_than_so_much() -> None:
+def test_quotes_in_errors_are_truncated() -> None:
     assert len(documents.error("x" * 10**6)) == documents.ERROR_CHARS_MAX + len('{"error":""}')
 
 
-def test_cuda_regions_have_fields_of_their_own() -> None:
+def test_cuda_regions_have_their_own_fields() -> None:
     region = Region(MemoryKind.CUDA, "r", 64, device=1, handle=bytes(64))
     assert documents.regions([region]) == [{"name": "r", "device_id": 1, "byte_size": 64}]
 
 
-def test_bodies_that_are_no_objects_have_no_fields() -> None:
+def test_non_object_bodies_have_no_fields() -> None:
     assert document(b"") == document(b"[1]") == {}
     assert load(b" [NaN]") != [1]
     with pytest.raises(Refused, match="non-existing object member 'x'"):
@@ -41,7 +41,7 @@ def test_versions_are_digits(value: Any) -> None:
         read_unload(body)
 
 
-def test_files_of_a_load_are_base64_and_nothing_else() -> None:
+def test_load_files_must_be_base64() -> None:
     def body(text: str) -> bytes:
         return json.dumps({"parameters": {"file:1/m": text}}).encode()
 
@@ -51,7 +51,7 @@ def test_files_of_a_load_are_base64_and_nothing_else() -> None:
             read_load(body(wrong))
 
 
-def test_a_handle_without_its_wrapping_is_read_too() -> None:
+def test_unwrapped_cuda_handle_is_read() -> None:
     body = json.dumps({"raw_handle": "AAAA" * 22, "byte_size": 1, "device_id": 0}).encode()
     with pytest.raises(Refused, match="'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"):
         read_region(MemoryKind.CUDA, "r", body)
@@ -76,7 +76,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("target", "wanted"), PATHS)
-def test_paths_are_taken_apart(target: bytes, wanted: Route) -> None:
+def test_paths_are_parsed(target: bytes, wanted: Route) -> None:
     assert route(target) == route(target) == wanted
 
 

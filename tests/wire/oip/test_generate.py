@@ -34,7 +34,7 @@ SHAPES: list[tuple[tuple[int, ...], int, Any, tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("dims", "max_batch", "value", "shape"), SHAPES)
-def test_the_innermost_open_dimension_takes_what_is_left(
+def test_innermost_variable_dimension_takes_the_remaining_elements(
     dims: tuple[int, ...], max_batch: int, value: Any, shape: tuple[int, ...]
 ) -> None:
     tensor = read(config(Datatype.INT8, *dims, max_batch=max_batch), {"x": value})
@@ -42,12 +42,12 @@ def test_the_innermost_open_dimension_takes_what_is_left(
 
 
 @pytest.mark.parametrize(("dims", "value"), [((2,), 1), ((2,), []), ((0,), []), ((2,), [1, 2, 3, 4])])
-def test_elements_that_have_no_place_are_refused(dims: tuple[int, ...], value: Any) -> None:
+def test_elements_that_do_not_fill_the_shape_are_rejected(dims: tuple[int, ...], value: Any) -> None:
     with pytest.raises(Refused, match="The schema can not convert input 'x' to tensor with proper shape"):
         read(config(Datatype.INT8, *dims), {"x": value})
 
 
-def test_what_json_cannot_give_is_refused() -> None:
+def test_unsupported_json_inputs_are_rejected() -> None:
     with pytest.raises(Refused, match="receiving BF16 data via JSON is not supported"):
         read(config(Datatype.BF16, 1), {"x": 1})
     with pytest.raises(Refused, match="Keyword 'parameters' for nested schema also given as input tensor name"):
@@ -58,7 +58,7 @@ def test_fields_within_parameters_may_be_inputs() -> None:
     assert read(config(Datatype.INT8, 1), {"parameters": {"x": 3}}).data == b"\3"
 
 
-def test_answers_have_their_fields_in_order_of_names() -> None:
+def test_response_fields_are_sorted_by_name() -> None:
     outputs = (
         Tensor("text", Datatype.BYTES, (1, 1), b"\2\0\0\0hi"),
         Tensor("a", Datatype.INT8, (2,), b"\1\2"),
@@ -70,7 +70,7 @@ def test_answers_have_their_fields_in_order_of_names() -> None:
     )
 
 
-def test_outputs_that_are_too_large_for_json_are_not_written() -> None:
+def test_too_large_outputs_are_rejected() -> None:
     response = InferResponse("m", "1", "", (Tensor("a", Datatype.INT8, (9,), bytes(9)),))
     with pytest.raises(
         Refused, match=r"^the outputs have 9 bytes, over the limit of 8 .* use --http-max-json-output-size"
@@ -79,7 +79,7 @@ def test_outputs_that_are_too_large_for_json_are_not_written() -> None:
 
 
 @pytest.mark.interpreted
-def test_very_many_values_are_not_read_but_a_long_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_rejected_but_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "ODD_BYTES_MAX", 100)
     monkeypatch.setattr(fields, "VALUES_MAX", 9)
     assert len(read(config(Datatype.BYTES, 1), {"x": "a" * 200}).data) == 4 + 200

@@ -1,4 +1,4 @@
-"""Classes of an output, and what goes into shared memory."""
+"""Classification of outputs, and outputs in shared memory."""
 
 import struct
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def ranked(tensor: Tensor, classes: int, batches: bool = False) -> tuple[tuple[i
     return found.shape, [bytes(each).decode() for each in split(found.data)]
 
 
-def test_an_empty_line_of_a_file_of_labels_is_no_label() -> None:
+def test_empty_line_of_a_label_file_is_not_a_label() -> None:
     tensor = Tensor("y", Datatype.FP32, (4,), struct.pack("<4f", 1, 2, 3, 4))
 
     found = classified(tensor, 4, batches=False, labels=lambda _: ["first", "", "third"])
@@ -34,7 +34,7 @@ def test_an_empty_line_of_a_file_of_labels_is_no_label() -> None:
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=3, max_size=3), max_size=4), st.integers(1, 5))
-def test_classes_are_the_best_of_each_row_the_first_of_equals(rows: list[list[int]], classes: int) -> None:
+def test_classes_are_the_top_scores_of_each_row_in_stable_order(rows: list[list[int]], classes: int) -> None:
     flat = [value for row in rows for value in row]
     tensor = Tensor("y", Datatype.INT16, (len(rows), 3), struct.pack(f"<{len(flat)}h", *flat))
     shape, said = ranked(tensor, classes, batches=True)
@@ -71,14 +71,14 @@ def test_scores_are_written_as_triton_writes_them() -> None:
         ),
     ],
 )
-def test_what_has_no_classes_is_refused(tensor: Tensor, kind: Kind, text: str) -> None:
+def test_outputs_without_classes_are_rejected(tensor: Tensor, kind: Kind, text: str) -> None:
     with pytest.raises(Refused) as refused:
         ranked(tensor, 1)
     assert refused.value.kind is kind
     assert refused.value.text.startswith(text)
 
 
-def test_parameters_and_no_outputs_are_an_answer_too() -> None:
+def test_response_may_have_parameters_without_outputs() -> None:
     asked = Asked(InferRequest("m", "", "", ()), {}, JSON_FORM)
     response = InferResponse("m", "3", "", parameters={"a": 1, "b": "x", "c": True})
     written = write_infer(response, asked, batches=False, labels=unnamed)

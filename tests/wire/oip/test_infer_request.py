@@ -1,4 +1,4 @@
-"""Requests of the infer endpoint: what is read, and what is refused with which words."""
+"""Requests of the infer endpoint: what is parsed, and what is rejected with which message."""
 
 import json
 from typing import Any
@@ -127,7 +127,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("document", "text"), REFUSED)
-def test_what_is_wrong_is_said_in_tritons_words(document: Any, text: str) -> None:
+def test_invalid_request_has_the_error_message_of_triton(document: Any, text: str) -> None:
     with pytest.raises(Refused) as refused:
         read(document)
     assert refused.value.text.startswith(text)
@@ -147,14 +147,14 @@ def test_binary_tensors_are_views_of_the_body() -> None:
     assert (tensor.data.obj, bytes(tensor.data)) == (body, b"ab")
 
 
-def test_regions_are_read_where_they_are() -> None:
+def test_shared_memory_inputs_are_read_in_place() -> None:
     where = {**R, "shared_memory_offset": 14, "shared_memory_byte_size": 2}
     tensor = read(one(data=None, parameters=where)).request.inputs[0]
     assert isinstance(tensor.data, memoryview)
     assert tensor.data.obj is Nowhere.whole
 
 
-def test_forms_of_outputs_are_kept_by_name() -> None:
+def test_output_formats_are_kept_by_name() -> None:
     given = [
         {"name": "a"},
         {"name": "b", "parameters": {"binary_data": True}},
@@ -170,7 +170,7 @@ def test_forms_of_outputs_are_kept_by_name() -> None:
     assert len(shared.target) == 4
 
 
-def test_a_document_with_a_nan_is_read_in_full() -> None:
+def test_document_with_a_nan_is_parsed_completely() -> None:
     text = (
         b'{"id":"\\ud83d\\ude00","parameters":{"p":NaN},"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[NaN,1]}],'
         b'"outputs":[{"name":"y","parameters":{"binary_data":true}}]}'
@@ -181,7 +181,7 @@ def test_a_document_with_a_nan_is_read_in_full() -> None:
 
 
 @pytest.mark.interpreted
-def test_in_a_long_document_no_number_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_number_in_a_long_document_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer_request, "ODD_BYTES_MAX", 10)
     with pytest.raises(Refused, match="NaN and Infinity are read in JSON of up to"):
         read(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[NaN]}]}')
@@ -195,7 +195,7 @@ def test_in_a_long_document_no_number_may_be_missing(monkeypatch: pytest.MonkeyP
     ],
     ids=["outputs", "parameters"],
 )
-def test_no_request_has_names_without_end(more: bytes) -> None:
+def test_number_of_names_in_a_request_is_bounded(more: bytes) -> None:
     with pytest.raises(Refused, match="at most 10000 inputs, outputs or parameters"):
         read(b'{"inputs":[],%b}' % more, limit=1 << 20)
 
@@ -215,7 +215,7 @@ LONG = [
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
-def test_a_long_document_is_read_like_a_short_one(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_document_is_parsed_like_a_short_one(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def found() -> Any:
         binary = bytes(8) if b"binary_data_size" in text else b""
         try:
@@ -242,7 +242,7 @@ def test_a_long_document_is_read_like_a_short_one(text: bytes, monkeypatch: pyte
     ],
     ids=["objects", "values", "name", "letters", "end", "depth"],
 )
-def test_few_objects_come_of_a_long_document(text: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_in_a_long_document_are_bounded(text: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer_request, "ODD_BYTES_MAX", 10)
     with pytest.raises(Refused, match=why):
         read(text, limit=1 << 22)
@@ -281,7 +281,7 @@ def config(datatype: Datatype, *dims: int, max_batch: int = 0) -> ModelConfig:
     return ModelConfig("m", "python", max_batch=max_batch, inputs=(TensorSpec("x", datatype, dims),))
 
 
-def test_a_raw_body_takes_the_shape_of_the_model() -> None:
+def test_raw_body_has_the_shape_of_the_model() -> None:
     tensor = read_raw(config(Datatype.INT16, 2, -1, max_batch=4), "", b"x" * 12).request.inputs[0]
     assert (tensor.shape, tensor.data) == ((1, 2, 3), b"x" * 12)
     assert read_raw(config(Datatype.BYTES, 1), "", b"abc").request.inputs[0].data == b"\3\0\0\0abc"
@@ -302,14 +302,14 @@ def test_a_raw_body_takes_the_shape_of_the_model() -> None:
         (config(Datatype.BYTES, 2), "For BYTE datatype raw input 'x', the model must have input shape [1]"),
     ],
 )
-def test_a_raw_body_that_does_not_fit_is_refused(config: ModelConfig, text: str) -> None:
+def test_raw_body_of_the_wrong_size_is_rejected(config: ModelConfig, text: str) -> None:
     with pytest.raises(Refused) as refused:
         read_raw(config, "", b"12345")
     assert refused.value.text.startswith(f"{ID}{text}")
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
-def test_any_binary_tensors_are_cut_where_their_sizes_say(blobs: list[bytes]) -> None:
+def test_binary_tensors_are_split_by_their_sizes(blobs: list[bytes]) -> None:
     inputs = [
         {"name": str(n), "datatype": "UINT8", "shape": [len(blob)], "parameters": {"binary_data_size": len(blob)}}
         for n, blob in enumerate(blobs)
@@ -319,7 +319,7 @@ def test_any_binary_tensors_are_cut_where_their_sizes_say(blobs: list[bytes]) ->
     assert [bytes(each.data) for each in it.request.inputs] == blobs
 
 
-def test_strings_in_json_are_counted_before_they_are_read() -> None:
+def test_json_strings_are_counted_before_they_are_parsed() -> None:
     with pytest.raises(
         Refused, match="has 1000001 string elements, more than the 1000000 that --max-string-elements"
     ):

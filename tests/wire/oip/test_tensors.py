@@ -1,4 +1,4 @@
-"""Tensors between JSON and bytes: whatever one side writes, the other reads."""
+"""Tensors in JSON and binary form: conversions round-trip."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def nested(draw: st.DrawFn, elements: list[Any]) -> Any:
 
 
 @given(st.data())
-def test_what_is_packed_is_unpacked(data: st.DataObject) -> None:
+def test_tensors_round_trip(data: st.DataObject) -> None:
     datatype, elements = data.draw(values())
     shaped = data.draw(nested(elements))
     packed = tensors.pack("x", datatype, raw(shaped), len(elements))
@@ -64,7 +64,7 @@ def test_what_is_packed_is_unpacked(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
-def test_integers_out_of_range_are_refused_not_cut(datatype: Datatype) -> None:
+def test_integers_out_of_range_are_rejected_not_truncated(datatype: Datatype) -> None:
     low, high = bounds(datatype)
     code = {1: "b", 2: "h", 4: "i", 8: "q"}[ELEMENT_BYTES[datatype]]
     code = code.upper() if low == 0 else code
@@ -103,7 +103,7 @@ UNPACKABLE: list[tuple[Datatype, bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("datatype", "data", "elements", "text"), UNPACKABLE)
-def test_data_that_does_not_fit_is_refused_in_tritons_words(
+def test_data_of_the_wrong_shape_has_the_error_message_of_triton(
     datatype: Datatype, data: bytes, elements: int, text: str
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -112,16 +112,16 @@ def test_data_that_does_not_fit_is_refused_in_tritons_words(
     assert refused.value.http_status == 400
 
 
-def test_white_space_between_arrays_is_nothing() -> None:
+def test_whitespace_between_arrays_is_ignored() -> None:
     assert tensors.pack("x", Datatype.INT8, msgspec.Raw(b"[ [1,2],\n [3,4] ]"), 4) == b"\1\2\3\4"
 
 
-def test_nesting_up_to_tritons_limit_is_read() -> None:
+def test_nesting_up_to_the_limit_of_triton_is_read() -> None:
     data = b"[" * 99 + b"7" + b"]" * 99
     assert tensors.pack("x", Datatype.INT8, msgspec.Raw(data), 1) == b"\x07"
 
 
-def test_arrays_of_several_depths_are_read_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nesting_depth_of_arrays_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = msgspec.Raw(b"[[1,2],3,[[4]],[[5],6]]")
     assert tensors.pack("x", Datatype.INT8, mixed, 6) == bytes(range(1, 7))
     monkeypatch.setattr(tensors, "ODD_BYTES_MAX", 18)
@@ -131,7 +131,7 @@ def test_arrays_of_several_depths_are_read_but_not_without_end(monkeypatch: pyte
 
 @pytest.mark.parametrize("slice_bytes", [1, 2, 3, 7, 20, 64])
 @given(texts=st.lists(st.text('[\\"{,', max_size=12), max_size=6, unique=True))
-def test_what_is_outside_of_strings_is_counted_in_slices(slice_bytes: int, texts: list[str]) -> None:
+def test_marks_outside_of_strings_are_counted_across_slices(slice_bytes: int, texts: list[str]) -> None:
     """Whatever is in them, strings are two quotes each, and arrays are those that are not in strings."""
     text = memoryview(json.dumps({f"a{text}": [text] for text in texts}).encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +149,7 @@ def test_what_is_outside_of_strings_is_counted_in_slices(slice_bytes: int, texts
     ],
     ids=["strings", "arrays"],
 )
-def test_few_objects_come_of_long_texts(
+def test_objects_in_long_texts_are_bounded(
     data: bytes, elements: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensors, "SLICE_BYTES", 32)
@@ -186,11 +186,11 @@ def test_long_data_are_read_in_slices_as_if_whole(slice_bytes: int, data: st.Dat
 
 
 @pytest.mark.parametrize(("datatype", "data", "elements", "text"), UNPACKABLE)
-def test_what_does_not_fit_is_refused_in_the_same_words_when_it_is_long(
+def test_long_data_of_the_wrong_shape_has_the_same_error_message(
     monkeypatch: pytest.MonkeyPatch, datatype: Datatype, data: bytes, elements: int, text: str
 ) -> None:
     monkeypatch.setattr(tensors, "SLICE_BYTES", 1)
-    test_data_that_does_not_fit_is_refused_in_tritons_words(datatype, data, elements, text)
+    test_data_of_the_wrong_shape_has_the_error_message_of_triton(datatype, data, elements, text)
 
 
 @pytest.mark.parametrize("slice_elements", [1, 2, 5])
@@ -217,7 +217,7 @@ def test_serialisation_stops_when_the_client_is_gone() -> None:
     assert (caught.value.kind, len(asked)) == (Kind.CANCELLED, 3)
 
 
-def test_what_is_no_number_is_written_and_read_as_triton_does() -> None:
+def test_nan_and_infinity_are_written_and_read_like_triton() -> None:
     packed = struct.pack("<4f", math.nan, math.inf, -math.inf, 0.1)
     for times in (1, 30):  # few and many are written in different ways
         text = tensors.unpack("x", Datatype.FP32, packed * times, 4 * times)
@@ -255,7 +255,7 @@ UNWRITABLE: list[tuple[Datatype, bytes, Kind, str]] = [
 
 
 @pytest.mark.parametrize(("datatype", "data", "kind", "text"), UNWRITABLE)
-def test_what_json_cannot_say_is_an_error(datatype: Datatype, data: bytes, kind: Kind, text: str) -> None:
+def test_values_without_a_json_form_are_an_error(datatype: Datatype, data: bytes, kind: Kind, text: str) -> None:
     with pytest.raises(Refused) as refused:
         tensors.unpack("x", datatype, data, 1)
     assert refused.value.kind is kind

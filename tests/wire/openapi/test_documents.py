@@ -1,4 +1,4 @@
-"""The published documents: every path is in them and no other, and what is really answered fits them."""
+"""The published OpenAPI documents: they list exactly the routed paths, and real responses conform to them."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -67,7 +67,7 @@ def everything(value: object) -> Iterator[dict[str, Any]]:
             yield from everything(each)
 
 
-def test_the_gateway_routes_what_the_document_names_and_nothing_else() -> None:
+def test_gateway_routes_exactly_the_documented_paths() -> None:
     routed = {(path.decode(), "post") for path in ENDPOINTS.keys() | tensor.PATHS}
     routed |= {(path, "get") for path in pages.GETS} | {(pages.MODELS + "/{model}", "get")}
     # all that there is in the protocol, and what of that a gateway answers
@@ -98,7 +98,7 @@ def answered_by_gateways(path: str, method: str) -> bool:
     return True
 
 
-def test_a_model_server_routes_what_its_document_names_and_nothing_else() -> None:
+def test_model_server_routes_exactly_the_documented_paths() -> None:
     protocol = {(route(asked(*each).target), each[1]) for each in described(MODELSERVER) if each[0].startswith("/v2")}
     both = {Endpoint.LOGGING, Endpoint.TRACE}
     written = {Endpoint.INFER, Endpoint.GENERATE, Endpoint.GENERATE_STREAM, Endpoint.INDEX, Endpoint.LOAD} | both
@@ -119,7 +119,7 @@ def test_a_model_server_routes_what_its_document_names_and_nothing_else() -> Non
 
 
 @pytest.mark.parametrize("path", sorted(TASKS.keys() - {"/v1/embeddings"}))
-def test_bodies_of_tasks_are_described_as_they_are_read(path: str) -> None:
+def test_task_schemas_match_the_parsers(path: str) -> None:
     wanted = TASKS[path].shape
     for document in (PUBLIC, MODELSERVER):
         for media, content in document["paths"][path]["post"]["requestBody"]["content"].items():
@@ -130,14 +130,14 @@ def test_bodies_of_tasks_are_described_as_they_are_read(path: str) -> None:
             assert bool(file) == (path.startswith("/v1/audio/t") and media == tasks.FORM)
 
 
-def test_control_routes_what_its_document_names_and_nothing_else() -> None:
+def test_admin_api_routes_exactly_the_documented_paths() -> None:
     app = make_app(cast(Any, None))
 
     assert {route.path for route in app.routes if isinstance(route, Route)} == set(ADMIN["paths"])
 
 
 @BOTH
-def test_a_document_is_whole(document: dict[str, Any]) -> None:
+def test_document_is_valid_and_complete(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
@@ -149,7 +149,7 @@ def test_a_document_is_whole(document: dict[str, Any]) -> None:
     assert all("200" in each["responses"] for each in operations)
 
 
-def test_headers_that_the_gateway_reads_are_in_the_document() -> None:
+def test_headers_read_by_the_gateway_are_documented() -> None:
     read = {asking.SESSION, asking.PRIORITY, asking.DEADLINE, b"x-request-id"}
     read |= {dispatching.BUDGET, dispatching.COST, dispatching.FALLBACK}
     for path, methods in PUBLIC["paths"].items():
@@ -161,7 +161,7 @@ def test_headers_that_the_gateway_reads_are_in_the_document() -> None:
     assert len(bands) == len(Band)
 
 
-def test_every_error_that_a_request_may_end_with_is_in_the_document() -> None:
+def test_every_error_of_a_request_is_documented() -> None:
     for path, methods in PUBLIC["paths"].items():
         if "post" not in methods or path == "/v2/repository/index":
             continue
@@ -172,7 +172,7 @@ def test_every_error_that_a_request_may_end_with_is_in_the_document() -> None:
             answer(path, TABLE[code].status, error_body(Refusal(code, "text", "field"), path))
 
 
-def test_without_keys_nothing_is_said_of_security() -> None:
+def test_document_without_keys_has_no_security_section() -> None:
     open_to_all = msgspec.json.decode(public.document("1", keys=False))
 
     assert not [each for each in everything(open_to_all) if "security" in each or "securitySchemes" in each]
@@ -196,7 +196,7 @@ USAGES = [Usage(3, 4), Usage(3, 4, 2)]
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("usage", USAGES, ids=["unknown cache", "known cache"])
-def test_whole_answers_fit_the_document(choice: Choice, usage: Usage) -> None:
+def test_chat_completion_and_message_responses_conform_to_the_document(choice: Choice, usage: Usage) -> None:
     answer("/v1/chat/completions", 200, ChatAnswer(HEAD, 2).whole([choice, choice], usage))
     answer("/v1/completions", 200, CompletionAnswer(HEAD, 1).whole([choice], usage))
     answer("/v1/messages", 200, MessagesAnswer(HEAD).whole([choice], usage))
@@ -211,12 +211,12 @@ def test_whole_answers_fit_the_document(choice: Choice, usage: Usage) -> None:
     ],
 )
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-def test_whole_responses_fit_the_document(choice: Choice, more: dict[str, Any]) -> None:
+def test_responses_of_the_responses_api_conform_to_the_document(choice: Choice, more: dict[str, Any]) -> None:
     echo = parse_responses(msgspec.json.encode({"model": "m", "input": "x", **more})).echo
     answer("/v1/responses", 200, ResponsesAnswer(HEAD, "msg-1", echo).whole([choice], USAGES[1]))
 
 
-def test_vectors_and_tokens_fit_the_document() -> None:
+def test_embeddings_and_tokens_conform_to_the_document() -> None:
     items = [embedding_item(0, b"[0.5,1]"), embedding_item(1, b'"AAAA"')]
     answer("/v1/embeddings", 200, embeddings_body("m", items, 3))
     answer("/v1/tokenize", 200, tokenize_body((1, 2), 10))
