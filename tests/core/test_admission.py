@@ -42,7 +42,7 @@ ORDERS: dict[str, tuple[list[Ticket], str]] = {
 
 
 @pytest.mark.parametrize("case", ORDERS)
-def test_items_go_by_band_then_tenant_then_deadline_then_arrival(case: str) -> None:
+def test_queue_order_is_band_tenant_deadline_arrival(case: str) -> None:
     tickets, order = ORDERS[case]
     waiting = room()
     enter(waiting, *zip("abcd", tickets, strict=False))
@@ -76,7 +76,7 @@ def test_the_real_cost_of_a_response_decides_the_next_tenant() -> None:
     assert waiting.waiting() == ["a2", "a3", "b2"]
 
 
-def test_being_idle_earns_none_past_an_empty_room_either() -> None:
+def test_idle_tenant_earns_no_credit_across_an_empty_queue() -> None:
     waiting = room()
     for tenant, work in (("a", 100.0), ("b", 1000.0), ("a", 1.0)):
         waiting.served(Ticket(tenant=tenant, work_tokens=work))
@@ -99,7 +99,7 @@ def test_a_tenant_with_one_request_at_a_time_is_charged_only_for_that() -> None:
 
 
 @pytest.mark.parametrize("waited", [True, False], ids=["from the room", "past an empty room"])
-def test_being_idle_earns_no_credit(waited: bool) -> None:
+def test_idle_tenant_earns_no_credit(waited: bool) -> None:
     """B comes when A alone has been served for a while; from then on they take turns."""
     tickets = {f"{name}{n}": Ticket(tenant=name, work_tokens=100.0) for n in range(20) for name in "ba"}
     waiting = room()
@@ -145,7 +145,7 @@ def test_a_full_queue_rejects_requests_that_outrank_no_other() -> None:
     assert waiting.waiting() == ["a", "b"]
 
 
-def test_a_newcomer_takes_the_place_of_the_newest_of_the_lowest_band() -> None:
+def test_full_queue_evicts_the_newest_of_the_lowest_band() -> None:
     waiting = room(4)
     enter(
         waiting,
@@ -162,11 +162,11 @@ def test_a_newcomer_takes_the_place_of_the_newest_of_the_lowest_band() -> None:
     assert waiting.waiting() == ["i", "default", "d0", "batch 0"]
 
 
-def test_a_room_of_size_zero_refuses_everyone() -> None:
+def test_queue_of_size_zero_rejects_all_requests() -> None:
     assert room(0).enter("a", Ticket(SYSTEM), 0.0) is not None
 
 
-def test_an_item_waits_until_its_deadline_or_as_long_as_the_room_says() -> None:
+def test_request_waits_until_its_deadline_or_the_queue_timeout() -> None:
     waiting = room(timeout_s=10.0)
     enter(waiting, ("none", Ticket()), ("later", Ticket(deadline=11.0)), ("soon", Ticket(BATCH, deadline=3.0)))
     enter(waiting, ("not a number", Ticket(deadline=math.nan)))
@@ -198,7 +198,7 @@ def test_entering_the_queue_twice_is_an_error() -> None:
         waiting.enter("a", Ticket(), 0.0)
 
 
-def test_the_oldest_of_a_band_rises_once_in_a_while() -> None:
+def test_oldest_request_of_a_band_is_promoted_periodically() -> None:
     waiting = room()
     enter(waiting, *((f"b{n}", Ticket(BATCH)) for n in range(3)))
     age_s = AGE_S[BATCH]
@@ -280,7 +280,7 @@ def test_counters_of_tenants_that_left_are_bounded() -> None:
     assert list(queue) == [0, 1, 3, 2]
 
 
-def test_an_empty_line_remembers_whom_it_served_last() -> None:
+def test_empty_queue_remembers_the_tenant_served_last() -> None:
     queue: BandQueue[int] = BandQueue()
     queue.serve("last", 100.0)
     for n in range(TENANTS_MAX):
@@ -315,7 +315,7 @@ def test_the_request_that_an_interactive_one_preempts(case: str) -> None:
     assert preempt(running, INTERACTIVE) is (None if index is None else running[index])
 
 
-def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
+def test_retry_after_is_queue_length_over_drain_rate() -> None:
     waiting = room()
     enter(waiting, *((f"{n}", Ticket()) for n in range(39)), now=100.0)
     for n in range(40):
@@ -325,7 +325,7 @@ def test_retry_after_is_the_length_of_the_line_over_the_drain_rate() -> None:
     assert waiting.retry_after_s(108.0 + 20) == RETRY_AFTER_S_MAX  # they have waited long, and nobody was done
 
 
-def test_retry_after_a_quiet_time_uses_the_last_known_rate() -> None:
+def test_retry_after_an_idle_time_uses_the_last_known_rate() -> None:
     waiting = room()
     assert waiting.retry_after_s(1.0) == RETRY_AFTER_S_MAX  # nothing is known
     waiting.timeout_s = 2.5

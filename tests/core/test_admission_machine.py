@@ -1,4 +1,4 @@
-"""Room, breakers and retry budget together, beside a plain list: nothing is lost, doubled or left over."""
+"""Queue, breakers and retry budget together, against a naive model: nothing is lost, duplicated or left over."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The dynamic batcher: a table of cases, and the promises it keeps whatever happens."""
+"""The dynamic batcher: a table of cases, and its invariants."""
 
 import math
 
@@ -35,7 +35,7 @@ def test_an_empty_queue_is_idle() -> None:
     assert batcher().poll(0.0) == Idle()
 
 
-def test_a_lone_item_waits_for_company_until_its_delay_is_over() -> None:
+def test_single_item_waits_for_a_batch_until_its_delay_ends() -> None:
     waiting = batcher()
     offer(waiting, ("a", 10, 5.0))
     assert waiting.poll(5.0) == WaitUntil(6.0)
@@ -44,7 +44,7 @@ def test_a_lone_item_waits_for_company_until_its_delay_is_over() -> None:
     assert waiting.poll(6.0) == Idle()
 
 
-def test_without_a_delay_it_goes_at_once() -> None:
+def test_item_without_a_delay_is_batched_immediately() -> None:
     waiting = batcher(max_delay_s=0.0)
     offer(waiting, ("a", 10, 5.0))
     assert waiting.poll(5.0) == Batch(("a",), 10)
@@ -110,7 +110,7 @@ def test_buckets_cover_every_length_with_bounded_padding(length_max: int) -> Non
 
 
 @pytest.mark.parametrize("length", [0, 513 * 2])
-def test_a_length_that_nothing_can_take_is_a_mistake_of_the_caller(length: int) -> None:
+def test_length_outside_the_buckets_is_an_error(length: int) -> None:
     with pytest.raises(AssertionError):
         batcher().offer("a", length, 0.0)
 

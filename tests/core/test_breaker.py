@@ -1,4 +1,4 @@
-"""The breaker: what opens and closes it, that neutral outcomes do neither, brown-outs, and that no pool is shut."""
+"""The circuit breaker: what opens and closes it, neutral outcomes, brown-outs, and the pool-wide limit."""
 
 import pytest
 from hypothesis import given
@@ -101,7 +101,7 @@ def test_each_relapse_doubles_the_time_up_to_a_limit_until_it_was_well_for_that_
     assert breaker.admits(now + 115 + 5)
 
 
-def test_attempts_from_before_the_last_change_have_no_say() -> None:
+def test_attempts_from_before_the_last_transition_are_ignored() -> None:
     breaker = Breaker(LIMITS)
     old = [breaker.begin(0.0) for _ in range(9)]
     for mark in old[:3]:
@@ -301,7 +301,7 @@ def test_breakers_are_ignored_when_more_than_half_are_open(states: str, expected
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("onf"), st.integers(0, 20)), max_size=12), min_size=1, max_size=5))
-def test_a_pool_is_never_shut(histories: list[list[tuple[str, int]]]) -> None:
+def test_some_replica_is_always_admissible(histories: list[list[tuple[str, int]]]) -> None:
     breakers = [Breaker(LIMITS) for _ in histories]
     for breaker, history in zip(breakers, histories, strict=True):
         for letter, now in sorted(history, key=lambda step: step[1]):
@@ -310,13 +310,13 @@ def test_a_pool_is_never_shut(histories: list[list[tuple[str, int]]]) -> None:
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_only_what_the_replica_is_to_blame_for_counts_as_its_failure(code: Code) -> None:
+def test_only_replica_faults_count_as_failures(code: Code) -> None:
     failed = outcome_of(code) is FAILED
     assert not (failed and TABLE[code].status < 500)
     if TABLE[code].blame is Blame.MODEL:
         assert failed
 
 
-def test_a_replica_that_is_full_or_stopping_is_not_ill() -> None:
+def test_full_or_stopping_replica_does_not_count_as_failing() -> None:
     assert {outcome_of(code) for code in (Code.OVERLOADED, Code.DRAINING, Code.ENGINE_LOADING)} == {NEUTRAL}
     assert outcome_of(Code.INTERNAL) is FAILED

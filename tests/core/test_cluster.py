@@ -1,4 +1,4 @@
-"""What does not go together in a cluster, given as plain data."""
+"""Conflicts in a cluster, given as plain data."""
 
 import pytest
 
@@ -13,6 +13,6 @@ from forebay.core.cluster import conflicts
         ({"slo": {"drop_late": True, "ttft_p99_ms": 500, "availability": 0.999}, "spares": "auto"}, None),
     ],
 )
-def test_promises_need_what_they_are_made_of(model: dict[str, object], path: str | None) -> None:
+def test_objectives_require_the_settings_they_depend_on(model: dict[str, object], path: str | None) -> None:
     found = [each.path for each in conflicts({"models": [{"name": "m", "task": "chat", **model}]})]
     assert found == ([path] if path else [])

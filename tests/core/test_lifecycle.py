@@ -1,4 +1,4 @@
-"""The table of a replica's life."""
+"""The state table of a replica."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_unit_can_die_in_every_state_it_can_have(state: ReplicaState) -> None:
 
 
 @pytest.mark.parametrize("event", [Event.LOADS, Event.SERVES, Event.SUFFERS])
-def test_whatever_a_draining_unit_says_it_never_gets_work_again(event: Event) -> None:
+def test_draining_unit_never_becomes_ready_again(event: Event) -> None:
     assert step(ReplicaState.DRAINING, event) is ReplicaState.DRAINING
 
 

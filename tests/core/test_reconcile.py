@@ -1,4 +1,4 @@
-"""Wanted slots against seen units: single rules, then everything at once."""
+"""Wanted slots against observed units: single rules, then everything together."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -36,14 +36,14 @@ def test_from_nothing_gateways_start_first_and_then_the_first_replica_of_every_m
     assert placed == ["gateway-0", "chat-0", "embed-0", "chat-1"]
 
 
-def test_what_is_as_wanted_is_left_alone() -> None:
+def test_units_in_the_wanted_state_are_left_alone() -> None:
     world = ready_world()
 
     assert world.turn().actions == ()
     assert world.turn().look_again_s == world.rules.look_again_s
 
 
-def test_unknown_is_not_none() -> None:
+def test_unknown_units_are_not_treated_as_absent() -> None:
     world = ready_world()
     before = world.state
 
@@ -340,7 +340,7 @@ def test_a_cap_on_grace_kills_what_already_drains() -> None:
     assert world.state.slots == ()
 
 
-def test_only_so_many_replicas_start_at_once() -> None:
+def test_number_of_starting_replicas_is_limited() -> None:
     world = World([replica("chat", n) for n in range(10)], rules=Rules(starting_max=3))
 
     busiest = 0
@@ -390,7 +390,7 @@ def _fault(world: World, kind: str, slot_number: int, unit: Unit | None) -> None
 
 @settings(max_examples=examples(60), deadline=None)
 @given(FAULTS)
-def test_whatever_happens_it_ends_with_exactly_what_is_wanted(faults: list[tuple[str, int, float]]) -> None:
+def test_reconciliation_converges_to_the_wanted_state(faults: list[tuple[str, int, float]]) -> None:
     world = World(list(SLOTS))
     for kind, slot_number, seconds in faults:
         live = world.live(SLOTS[slot_number].id)

@@ -1,4 +1,4 @@
-"""The retry budget: a share of the traffic and a little more, and never a storm."""
+"""The retry budget: a share of the traffic plus a minimum, and no retry storms."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ def allowed(budget: RetryBudget, now: float, wanted: int = 1000) -> int:
     return sum(budget.allow(now) for _ in range(wanted))
 
 
-def test_a_quiet_gateway_may_retry_a_little() -> None:
+def test_idle_gateway_has_a_minimum_of_retries() -> None:
     budget = RetryBudget()
     assert allowed(budget, 0.0) == 30
     assert allowed(budget, 9.9) == 0
@@ -26,7 +26,7 @@ def test_traffic_buys_retries_for_ten_seconds() -> None:
     assert allowed(budget, 19.0) == 30
 
 
-def test_a_share_of_nothing_is_nothing() -> None:
+def test_budget_without_a_minimum_allows_only_the_share() -> None:
     budget = RetryBudget(0.2, 0.0)
     assert not budget.allow(0.0)
     for n in range(1, 11):

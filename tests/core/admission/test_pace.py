@@ -1,4 +1,4 @@
-"""What requests that run together cost each other: known from when a replica was more and less full."""
+"""How much concurrent requests slow each other down, learned from a replica at different loads."""
 
 import pytest
 from hypothesis import given
@@ -10,11 +10,11 @@ from forebay.core.admission.pace import APART_MIN, EVERY_S, FORGET_S, LEVELS, Pa
 PLACES = 8
 
 
-def test_nothing_is_known_of_a_replica_that_streams_nothing() -> None:
+def test_replica_without_streams_has_no_estimate() -> None:
     assert PaceModel().line(5.0) is None
 
 
-def test_while_it_is_always_as_full_the_slope_is_not_known() -> None:
+def test_slope_is_unknown_under_constant_load() -> None:
     pace = PaceModel()
     for n in range(9):
         pace.learn(7.5, PLACES, 0.08, float(n))
@@ -28,7 +28,7 @@ def test_while_it_is_always_as_full_the_slope_is_not_known() -> None:
     slope_s=st.floats(0, 0.1),
     running=st.lists(st.integers(1, PLACES), min_size=2, max_size=40),
 )
-def test_what_every_one_adds_is_found(base_s: float, slope_s: float, running: list[int]) -> None:
+def test_cost_per_concurrent_request_is_learned(base_s: float, slope_s: float, running: list[int]) -> None:
     pace = PaceModel()
     for n, each in enumerate(running):
         pace.learn(each, PLACES, base_s + slope_s * each, float(n))
@@ -42,7 +42,7 @@ def test_what_every_one_adds_is_found(base_s: float, slope_s: float, running: li
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(1e-6, 10)), min_size=1, max_size=40))
-def test_no_line_is_below_zero(samples: list[tuple[float, float]]) -> None:
+def test_estimates_are_never_negative(samples: list[tuple[float, float]]) -> None:
     pace = PaceModel()
     for n, (running, pace_s) in enumerate(samples):
         pace.learn(running, PLACES, pace_s, float(n))
@@ -52,7 +52,7 @@ def test_no_line_is_below_zero(samples: list[tuple[float, float]]) -> None:
     assert line.slope_s is None or line.slope_s >= 0.0
 
 
-def test_what_is_old_is_forgotten() -> None:
+def test_old_samples_expire() -> None:
     pace = PaceModel()
     pace.learn(1, PLACES, 0.02, 0.0)
     pace.learn(8, PLACES, 0.09, 0.0)

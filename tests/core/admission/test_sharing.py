@@ -1,4 +1,4 @@
-"""Batch work and urgent requests at one replica: an urgent one always finds a place, and batch work comes back."""
+"""Batch and urgent requests sharing a replica: urgent ones always get a place, and batch work is resumed."""
 
 import math
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from forebay.core.admission.sharing import SLOWED_MAX, SPARE
         (80, PaceLine(0.02, None), 3, math.inf, 10.0),  # no stream was seen before
     ],
 )
-def test_batch_work_is_limited_by_what_it_costs_others(
+def test_batch_work_is_limited_by_its_slowdown_of_others(
     places: int, line: PaceLine | None, urgent: int, before: float, most: float
 ) -> None:
     assert batch_max(places, line, urgent, before) == pytest.approx(most)
@@ -37,7 +37,7 @@ def test_batch_work_is_limited_by_what_it_costs_others(
     places=st.integers(1, 300), base_s=st.floats(0, 1), slope_s=st.floats(0, 1), urgent=st.integers(0, 300),
     before=st.floats(0),
 )  # fmt: skip
-def test_some_batch_work_may_always_run_and_it_slows_others_by_a_share_at_most(
+def test_some_batch_work_always_runs_within_the_slowdown_limit(
     places: int, base_s: float, slope_s: float, urgent: int, before: float
 ) -> None:
     most = batch_max(places, PaceLine(base_s, slope_s), urgent, before)
@@ -69,7 +69,7 @@ def test_batch_work_leaves_a_place_free_where_there_are_several(
         (4, 8, 4, 3.5, 0, False),
     ],
 )
-def test_batch_work_steps_aside_where_no_place_is_free(
+def test_batch_work_is_preempted_where_no_place_is_free(
     *, load: int, places: int, batch: int, most: float, stopped: int, steps_aside: bool
 ) -> None:
     assert crowded(load, places, batch, most, stopped) is steps_aside
@@ -156,7 +156,7 @@ def test_batch_requests_that_are_preempted_repeatedly_rise_by_age(ages_s: list[f
         assert [since[item] for item in risen] == sorted(since.values())
 
 
-def test_batch_work_that_waits_is_not_ahead_of_anybody_else() -> None:
+def test_waiting_batch_work_does_not_precede_other_requests() -> None:
     room: RequestQueue[str] = RequestQueue(9, 60.0)
     assert not room.ahead(Band.BATCH)
     room.enter("batch", Ticket(Band.BATCH), 0.0)

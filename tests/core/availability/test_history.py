@@ -1,4 +1,4 @@
-"""Sums of what was seen, what was not, and what is left of a promise."""
+"""Sums of observed and unobserved time, and the remaining error budget of an objective."""
 
 from itertools import pairwise
 from math import isclose
@@ -25,14 +25,14 @@ DAY_S = 86_400.0
         (Sight(0, 0, 1, False), False, False),
     ],
 )
-def test_a_model_is_up_while_a_gateway_has_a_replica_or_is_to_have_none(sight: Sight, up: bool, full: bool) -> None:
+def test_model_is_up_while_a_gateway_has_a_replica_or_none_is_wanted(sight: Sight, up: bool, full: bool) -> None:
     seen = stretch(sight, 10.0)
     assert seen == Stretch(10.0, 10.0 * up, 10.0 * full, Lived(10.0 * sight.ready))
     assert (seen + seen).down_s == 20.0 * (not up)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(0, HOUR_S)), st.floats(0, 9 * HOUR_S), st.floats(0, 9 * HOUR_S))
-def test_what_is_unknown_is_told_in_gaps_that_do_not_touch(known: dict[int, float], one: float, other: float) -> None:
+def test_unknown_time_is_reported_in_disjoint_gaps(known: dict[int, float], one: float, other: float) -> None:
     since, until = sorted((one, other))
     found = list(gaps(known, since, until))
     for gap in found:
@@ -56,7 +56,7 @@ def test_an_hour_that_has_just_begun_or_is_about_to_end_belongs_to_the_gap_besid
     assert list(gaps({0: hour}, 0.0, hour + 5.0)) == []
 
 
-def test_thirty_days_at_three_nines_allow_43_minutes_and_a_request_in_a_thousand() -> None:
+def test_error_budget_of_three_nines_over_thirty_days() -> None:
     requests = Requests(0.0, 1.0, ok=9_995, failed=5, refused=70, cancelled=30)
     left = budget(0.999, 30 * DAY_S, Stretch(known_s=10 * DAY_S, up_s=10 * DAY_S - 600), requests)
 
@@ -69,12 +69,12 @@ def test_thirty_days_at_three_nines_allow_43_minutes_and_a_request_in_a_thousand
     assert isclose(left.burn, 0.5)
 
 
-def test_without_requests_nothing_is_said_of_them() -> None:
+def test_budget_without_requests_has_no_burn_rate() -> None:
     nothing = budget(0.99, 60.0, Stretch(70.0, 70.0), Requests(0.0, 1.0, refused=3))
     assert (nothing.burn, nothing.allowed_requests, nothing.unknown_s) == (None, 0.0, 0.0)
 
 
-def test_a_promise_of_times_is_kept_by_those_that_are_no_later() -> None:
+def test_latency_objective_is_met_up_to_its_limit() -> None:
     assert kept("ttft", 0.5, 7.0, []) is None
     found = kept("ttft", 0.5, 7.0, [i / 100 for i in range(200, 0, -1)])
     assert found

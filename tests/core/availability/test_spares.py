@@ -1,4 +1,4 @@
-"""The arithmetic of spares: known figures, Monte Carlo, and what must hold for any figures."""
+"""The arithmetic of spares: known figures, Monte Carlo simulation, and invariants for any figures."""
 
 from math import isclose
 from random import Random
@@ -19,7 +19,7 @@ BIG = Failing(HALF_A_YEAR_S, 4 * HOUR_S, parts=8)
     ("needed", "mttr_s", "spares"),
     [(8, 4 * HOUR_S, 2), (32, 4 * HOUR_S, 3), (8, 900.0, 1)],
 )
-def test_groups_of_eight_gpus_need_more_than_one_spare_unless_they_are_back_soon(
+def test_groups_of_eight_gpus_need_more_than_one_spare_unless_repaired_quickly(
     needed: int, mttr_s: float, spares: int
 ) -> None:
     up = Failing(HALF_A_YEAR_S, mttr_s, parts=8).replica_up
@@ -27,7 +27,7 @@ def test_groups_of_eight_gpus_need_more_than_one_spare_unless_they_are_back_soon
 
 
 @given(st.integers(1, 200), st.floats(0.5, 0.99999), st.floats(0.5, 0.9999))
-def test_the_fewest_spares_that_do_are_found(needed: int, up: float, target: float) -> None:
+def test_smallest_sufficient_number_of_spares_is_found(needed: int, up: float, target: float) -> None:
     spares = spares_needed(needed, up, target)
     if spares is None:
         assert 1 - enough_share(needed, SPARES_MAX, up) > 1 - target
@@ -39,14 +39,14 @@ def test_the_fewest_spares_that_do_are_found(needed: int, up: float, target: flo
     assert again is None or again >= spares
 
 
-def test_the_number_of_spares_does_not_waver_at_a_threshold() -> None:
+def test_number_of_spares_has_hysteresis() -> None:
     needed, target = 8, 0.999
     just_enough = next(up for i in range(10_000) if spares_needed(needed, up := 0.97 + i / 1e6, target) == 2)
     assert spares_needed(needed, just_enough, target, had=3) == 3
     assert spares_needed(needed, just_enough, target, had=2) == 2
 
 
-def test_simulated_replicas_are_up_as_often_as_is_reckoned() -> None:
+def test_simulated_availability_matches_the_calculation() -> None:
     rng, failing = Random(5), Failing(50.0, 5.0)
     needed, spares, switch_s, seconds = 4, 2, 0.5, 60_000.0
     reckoned = promise(needed, spares, failing, switch_s)
@@ -82,7 +82,7 @@ def test_the_ends_of_the_scale() -> None:
     assert (hopeless.switching, hopeless.full) == (1.0, 0.0)
 
 
-def test_before_anything_was_seen_the_prior_counts_and_later_what_was_seen() -> None:
+def test_prior_is_replaced_by_observations() -> None:
     assert failing(Lived()) == Failing(PRIOR_MTBF_S, PRIOR_MTTR_S)
     year = Lived(replica_s=365 * 86_400.0, failures=99, repairs=99, repair_s=99 * 60.0)
     both = failing(year + Lived(promotions=1, promotion_s=0.2))

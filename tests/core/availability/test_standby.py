@@ -1,4 +1,4 @@
-"""Who rests: as few promotions as can be, never two for one place, never somebody who is not ready."""
+"""Standby assignment: as few promotions as possible, never two for one place, never an unready replica."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ def fleet(states: list[ReplicaState], generation: int = 1) -> list[Replica]:
 
 
 @given(STATES, STATES, st.integers(0, 8))
-def test_ready_replicas_beyond_those_wanted_rest_and_whoever_serves_goes_on(
+def test_surplus_ready_replicas_are_standbys_and_serving_ones_stay(
     before: list[ReplicaState], now: list[ReplicaState], active: int
 ) -> None:
     told = {(r.id, r.generation): r for r in fleet(before)}
@@ -32,14 +32,14 @@ def test_ready_replicas_beyond_those_wanted_rest_and_whoever_serves_goes_on(
 
 
 @given(STATES, st.integers(0, 8))
-def test_one_that_starts_is_told_of_only_while_it_is_needed(states: list[ReplicaState], active: int) -> None:
+def test_starting_replica_is_published_only_while_needed(states: list[ReplicaState], active: int) -> None:
     starts = {ReplicaState.STARTING, ReplicaState.WARMING}
     all_that_start = {(r.id, r.generation) for r in fleet(states) if r.state in starts}
 
     assert coming(fleet(states), active) == (all_that_start if states.count(READY) >= active else set())
 
 
-def test_one_that_was_started_again_rests_while_its_stand_in_serves() -> None:
+def test_restarted_replica_is_a_standby_while_its_stand_in_serves() -> None:
     told = {("m-1", 1): fleet([READY, READY])[1]}
     again = [*fleet([READY], generation=2), *fleet([READY, READY])[1:]]
 

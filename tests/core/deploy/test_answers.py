@@ -1,4 +1,4 @@
-"""What an answer says of its model at a glance."""
+"""Cheap checks of an answer's text: refusals, empty answers, loops."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ from forebay.core.deploy.answers import GRAM_CHARS, LOOP_TIMES, TAIL_CHARS, dege
         "I'M SORRY, BUT I CAN'T ASSIST",
     ],
 )
-def test_refusals_are_known_by_their_beginning(text: str) -> None:
+def test_refusals_are_recognized_by_their_beginning(text: str) -> None:
     assert refuses(text)
 
 
@@ -38,7 +38,7 @@ def test_refusals_are_known_by_their_beginning(text: str) -> None:
         "It is 12 o'clock." + " So" * 200 + " I cannot help.",
     ],
 )
-def test_what_only_sounds_like_one_is_none(text: str) -> None:
+def test_similar_phrases_are_not_refusals(text: str) -> None:
     assert not refuses(text)
 
 
@@ -58,17 +58,17 @@ def test_what_only_sounds_like_one_is_none(text: str) -> None:
         ("Fine." + " " * TAIL_CHARS, True),
     ],
 )
-def test_an_empty_answer_and_one_that_loops_are_broken(text: str, broken: bool) -> None:
+def test_empty_and_looping_answers_are_broken(text: str, broken: bool) -> None:
     assert degenerate(text) is broken
 
 
 @given(st.text(min_size=1, max_size=200).filter(lambda text: bool(text.strip())), st.text(max_size=50))
-def test_what_is_said_often_enough_at_the_end_is_a_loop_whatever_it_is(gram: str, before: str) -> None:
+def test_any_text_repeated_often_enough_at_the_end_is_a_loop(gram: str, before: str) -> None:
     times = LOOP_TIMES * (GRAM_CHARS // len(gram) + 2)
     assert degenerate(before + gram * times)
 
 
 @given(st.text())
-def test_any_text_can_be_looked_at(text: str) -> None:
+def test_any_text_is_handled(text: str) -> None:
     assert refuses(text) in (True, False)
     assert degenerate(text) == degenerate(text + " ")

@@ -1,4 +1,4 @@
-"""What requests say of a rollout, and whether its plan is long enough to hear it."""
+"""What requests contribute to the evidence of a rollout, and whether its plan is long enough to decide."""
 
 from dataclasses import replace
 from random import Random
@@ -40,7 +40,7 @@ def names(task: Task, settings: RolloutSettings, kind: Kind) -> list[str]:
     return [metric.name for metric in rules_of(task, settings, kind).metrics]
 
 
-def test_each_task_and_kind_is_judged_by_what_it_shows() -> None:
+def test_metrics_depend_on_task_and_kind() -> None:
     live = ["errors", "rejections", "latency"]
     tokens = ["ttft", "tpot", "length", "refusals", "degenerate"]
     assert names(Task.CHAT, PLAIN, Kind.CANARY) == live + tokens
@@ -67,7 +67,7 @@ def test_metrics_have_different_names_and_something_is_required(task: Task, kind
     assert any(metric.required for metric in rules_of(task, ALL, kind).metrics)
 
 
-def test_embeddings_are_to_agree_more_than_answers_in_words() -> None:
+def test_embeddings_must_agree_more_closely_than_texts() -> None:
     drops = []
     for rules in (ALL, RolloutSettings.model_validate({**ALL.model_dump(), "agreement": {"drop": 0.2}})):
         for task in (Task.CHAT, Task.EMBED):
@@ -83,14 +83,14 @@ def test_promotion_waits_for_the_latency_only_where_there_are_no_tokens() -> Non
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_only_what_the_replica_did_wrong_is_its_fault(code: str) -> None:
+def test_only_replica_errors_count_as_failures(code: str) -> None:
     failed = code != OK and code in set(Code) and TABLE[Code(code)].blame is Blame.MODEL
     assert (fault(code) is True) == (failed or code == Code.INTERNAL)
     assert (fault(code) is False) == (rejected(code) is False) == (code == OK)
     assert not (fault(code) and rejected(code))
 
 
-def test_a_good_answer_tells_of_every_metric() -> None:
+def test_successful_answer_yields_every_metric() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     assert {name: value for name, _, value, _ in observations([GOOD], rules)} == {
         "errors": 0.0,
@@ -104,7 +104,7 @@ def test_a_good_answer_tells_of_every_metric() -> None:
     }
 
 
-def test_of_a_failed_request_only_the_failure_counts_and_of_the_warm_up_nothing() -> None:
+def test_failed_request_yields_only_its_failure_and_warm_up_nothing() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     lost = replace(GOOD, code=Code.REPLICA_LOST)
     assert observations([lost], rules) == [Observation("errors", Arm.CANARY, 1.0, "256")]
@@ -142,7 +142,7 @@ def test_nothing_that_samples_say_is_ignored(drawn: list[Sample], task: Task, ki
 
 @settings(max_examples=40)
 @given(st.lists(samples, max_size=20))
-def test_guards_hear_of_the_canary_only_and_of_its_warm_up_too(drawn: list[Sample]) -> None:
+def test_guards_observe_only_the_canary_including_its_warm_up(drawn: list[Sample]) -> None:
     harm, ends = incidents(drawn)
     canary = [sample for sample in drawn if sample.arm is Arm.CANARY]
     assert all(each.harm is Harm.SERVER_ERROR for each in harm)
@@ -163,7 +163,7 @@ def test_a_canary_that_fails_is_rolled_back_for_its_errors() -> None:
     assert verdict.reason.startswith("errors (rate)")
 
 
-def test_a_plan_with_too_little_traffic_is_told_so_with_what_was_assumed() -> None:
+def test_plan_with_too_little_traffic_is_rejected_with_its_assumptions() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     why = undecided(rules, COURSES[Kind.CANARY], Pace(0.5), None)
     assert why is not None
@@ -184,7 +184,7 @@ def test_only_a_canary_needs_a_plan_that_decides(kind: Kind) -> None:
     assert undecided(rules_of(Task.CHAT, ALL, kind), COURSES[kind], Pace(0.0), None) is None
 
 
-def test_the_golden_set_has_a_pace_of_its_own() -> None:
+def test_golden_set_has_its_own_pace() -> None:
     rules = rules_of(Task.CHAT, ALL, Kind.CANARY)
     slow = undecided(rules, COURSES[Kind.CANARY], Pace(100.0, 0.001), None)
     assert slow is not None
@@ -193,14 +193,14 @@ def test_the_golden_set_has_a_pace_of_its_own() -> None:
     assert undecided(rules, COURSES[Kind.CANARY], Pace(100.0, 1.0), None) is None
 
 
-def test_the_warm_up_of_each_step_is_no_time_to_learn_in() -> None:
+def test_warm_up_of_each_step_does_not_count_as_observation() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     brief, long = (Course(steps=(Step(0.5, 1000.0),), warm_up_s=warm_up_s) for warm_up_s in (0.0, 990.0))
     assert undecided(rules, brief, Pace(10.0), None) is None
     assert "in 10 s" in (undecided(rules, long, Pace(10.0), None) or "")
 
 
-def test_baselines_come_from_what_was_seen_of_the_stable_arm() -> None:
+def test_baselines_come_from_observations_of_the_stable_arm() -> None:
     rules = rules_of(Task.CHAT, ALL, Kind.CANARY)
     state = begin(rules)
     for turn in range(1200):
@@ -219,7 +219,7 @@ def test_baselines_come_from_what_was_seen_of_the_stable_arm() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_without_enough_of_it_baselines_are_assumed(known: bool) -> None:
+def test_baselines_are_assumed_without_enough_observations(known: bool) -> None:
     rules = rules_of(Task.CHAT, ALL, Kind.CANARY)
     others = Rules((Rate("errors"), Score("other")))
     for state in (begin(rules), begin(others)) if known else (None,):

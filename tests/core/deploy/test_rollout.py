@@ -1,4 +1,4 @@
-"""The life of a rollout: what it may never do, and the stories that people expect."""
+"""The rollout state machine: its invariants, and typical courses."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def seen(
     return ModelObservation(wanted, 4, canary, verdict, tripped)
 
 
-def test_a_canary_that_is_fine_goes_step_by_step_and_the_old_one_leaves_last() -> None:
+def test_good_canary_is_promoted_stepwise_and_old_replicas_leave_last() -> None:
     rollout = begun(COURSES[Kind.CANARY])
     told = []
     for at, canary, verdict in [
@@ -68,7 +68,7 @@ def test_a_canary_that_is_fine_goes_step_by_step_and_the_old_one_leaves_last() -
 
 @pytest.mark.parametrize("phase", ["starting", "comparing", "settling"])
 @pytest.mark.parametrize("why", ["worse", "crash", "somebody"])
-def test_harm_takes_the_traffic_back_at_once_from_anywhere(phase: str, why: str) -> None:
+def test_harm_rolls_back_traffic_immediately_from_any_step(phase: str, why: str) -> None:
     rollout = replace(
         begun(COURSES[Kind.CANARY]), phase=Phase(phase), share=0.0 if phase == "starting" else 0.2, step=1
     )
@@ -78,13 +78,13 @@ def test_harm_takes_the_traffic_back_at_once_from_anywhere(phase: str, why: str)
     assert ended.why == {"worse": WORSE.reason, "crash": CRASH.reason, "somebody": "aborted by an operator"}[why]
 
 
-def test_replicas_that_never_come_up_end_it() -> None:
+def test_rollout_ends_if_its_replicas_never_start() -> None:
     ended, asked = decide(begun(COURSES[Kind.CANARY]), seen(0), None, 1800.0)
     assert (ended.phase, asked) == (Phase.ROLLED_BACK, Wanted(4, 0))
     assert ended.why == "0 of 1 replicas of r-new were ready after 1800 s"
 
 
-def test_blue_green_moves_everything_once_everything_is_ready() -> None:
+def test_blue_green_moves_all_traffic_once_all_replicas_are_ready() -> None:
     rollout = begun(COURSES[Kind.BLUE_GREEN])
     rollout, asked = decide(rollout, seen(3), None, 10.0)
     assert (rollout.phase, asked) == (Phase.STARTING, Wanted(4, 4))
@@ -94,7 +94,7 @@ def test_blue_green_moves_everything_once_everything_is_ready() -> None:
 
 
 @pytest.mark.parametrize(("kind", "asked"), [(Kind.SHADOW, Wanted(4, 1, 0.0, 0.2)), (Kind.AB, Wanted(4, 2, 0.5))])
-def test_shadow_and_ab_end_with_what_was_found_and_move_nothing(kind: Kind, asked: Wanted) -> None:
+def test_shadow_and_ab_end_with_a_result_and_move_no_traffic(kind: Kind, asked: Wanted) -> None:
     rollout, _ = decide(begun(COURSES[kind]), seen(2), None, 1.0)
     compared, found = decide(rollout, seen(2, WORSE), None, 2.0)
     assert (compared.phase, found) == (Phase.COMPARING, asked)
@@ -112,13 +112,13 @@ def test_without_a_verdict_in_time_a_rollout_waits_for_an_operator_or_rolls_back
     assert ended.phase is Phase.ROLLED_BACK
 
 
-def test_what_is_unknown_does_not_promote() -> None:
+def test_unknown_state_does_not_promote() -> None:
     rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0)
     assert decide(rollout, seen(None), None, 1e6)[0].phase is Phase.SETTLING
     assert decide(rollout, seen(4), None, 1e6)[0].phase is Phase.PROMOTED
 
 
-def test_a_clock_that_is_set_back_makes_a_step_begin_anew() -> None:
+def test_clock_set_back_restarts_the_step() -> None:
     rollout = replace(begun(COURSES[Kind.BLUE_GREEN]), phase=Phase.SETTLING, share=1.0, since=7200.0)
     rollout, _ = decide(rollout, seen(4), None, 100.0)
     assert (rollout.phase, rollout.since) == (Phase.SETTLING, 100.0)
@@ -131,7 +131,7 @@ def test_promote_ends_settling_as_soon_as_all_replicas_are_ready() -> None:
     assert decide(rollout, seen(4), Command.PROMOTE, 10.0)[0].phase is Phase.PROMOTED
 
 
-def test_the_old_replicas_stay_until_every_gateway_knows() -> None:
+def test_old_replicas_stay_until_every_gateway_has_the_new_routes() -> None:
     course = replace(COURSES[Kind.BLUE_GREEN], settle_s=0.0)
     rollout = replace(begun(course), phase=Phase.SETTLING, share=1.0, since=100.0)
     for command in (None, Command.PROMOTE):
@@ -139,7 +139,7 @@ def test_the_old_replicas_stay_until_every_gateway_knows() -> None:
         assert decide(rollout, seen(4), command, 100.0 + KNOWN_S)[0].phase is Phase.PROMOTED
 
 
-def test_a_pause_holds_the_share_and_not_the_guards() -> None:
+def test_pause_keeps_the_share_but_not_the_guards() -> None:
     rollout, _ = decide(begun(COURSES[Kind.CANARY]), seen(1), None, 1.0)
     paused, asked = decide(rollout, seen(1, FINE), Command.PAUSE, 1e6)
     assert (paused.phase, paused.step, asked.share) == (Phase.COMPARING, 0, 0.05)
@@ -207,7 +207,7 @@ def test_a_share_never_exceeds_ready_replicas_and_the_stable_revision_stays(
 
 
 @given(RUNS, st.integers(1, 12))
-def test_with_replicas_and_verdicts_every_course_comes_to_its_end(course: Course, replicas: int) -> None:
+def test_every_course_ends_given_replicas_and_verdicts(course: Course, replicas: int) -> None:
     rollout, now = begun(course), 0.0
     for _ in range(60):
         rollout, asked = decide(rollout, ModelObservation(replicas, replicas, replicas, FINE), None, now)
@@ -231,10 +231,10 @@ def test_with_replicas_and_verdicts_every_course_comes_to_its_end(course: Course
         (Course(start_timeout_s=float("inf")), "start_timeout_s"),
     ],
 )
-def test_what_cannot_be_in_a_course_is_said(course: Course, said: str) -> None:
+def test_invalid_course_is_explained(course: Course, said: str) -> None:
     assert any(said in problem for problem in problems(course))
 
 
-def test_the_courses_that_are_offered_can_be_run() -> None:
+def test_default_courses_are_valid() -> None:
     assert all(not list(problems(course)) for course in COURSES.values())
     assert [replicas_for(share, 4) for share in (0.01, 0.25, 0.26, 0.5, 1.0)] == [1, 1, 2, 2, 4]

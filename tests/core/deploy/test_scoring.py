@@ -1,4 +1,4 @@
-"""What answers are worth: golden sets, their scorers, and what judges say."""
+"""Scores of answers: golden sets, their scorers, and judges."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def problems(**changes: object) -> list[str]:
     return [problem.removeprefix("line 1: ") for problem in golden_of(json.dumps(entry).encode()).problems]
 
 
-def test_the_golden_set_of_the_demo_has_no_mistake() -> None:
+def test_demo_golden_set_is_valid() -> None:
     golden = golden_of(GOLDEN.read_bytes())
     assert golden.problems == ()
     assert len(golden.cases) >= 20
@@ -65,17 +65,17 @@ def test_the_golden_set_of_the_demo_has_no_mistake() -> None:
         ("P" * 2 * TEXT_CHARS_MAX, 0.0),
     ],
 )
-def test_exact_answers_are_the_same_but_for_case_space_and_punctuation_around(answer: str, worth: float) -> None:
+def test_exact_scorer_ignores_case_and_surrounding_space_and_punctuation(answer: str, worth: float) -> None:
     assert score(case(Scorer.EXACT, expected=["Paris", "The capital"]), answer) == worth
 
 
-def test_signs_and_units_are_no_punctuation() -> None:
+def test_signs_and_units_are_not_punctuation() -> None:
     assert plain("-5.") == "-5" != plain("5")
     assert plain("5 %") != plain("5")
     assert plain("ﬁve") == plain("FIVE")
 
 
-def test_a_pattern_may_be_anywhere() -> None:
+def test_pattern_matches_anywhere() -> None:
     found = case(Scorer.REGEX, pattern=r"\bParis\b")
     assert [score(found, text) for text in ("It is Paris!", "Parisian", "")] == [1.0, 0.0, 0.0]
 
@@ -88,7 +88,7 @@ def test_all_of_an_answer_is_json_that_follows_the_schema(answer: str, worth: fl
     assert score(case(Scorer.JSON_SCHEMA, schema=CITY), answer) == worth
 
 
-def test_a_schema_that_leads_nowhere_is_followed_by_nothing() -> None:
+def test_unresolvable_or_invalid_schema_matches_nothing() -> None:
     assert not follows("{}", {"$ref": "https://example.com/elsewhere.json"})
     assert not follows("{}", {"$ref": "#"})
     assert not follows("{}", 3)
@@ -106,14 +106,14 @@ def test_some_scorers_have_to_ask() -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), st.floats(0.1, 10))
-def test_vectors_are_as_alike_as_their_directions(vector: list[float], stretch: float) -> None:
+def test_vector_similarity_is_the_cosine(vector: list[float], stretch: float) -> None:
     alike = cosine(vector, [stretch * each for each in vector])
     if math.fsum(each * each for each in vector) > 1e-100:
         assert alike == pytest.approx(1.0)
         assert cosine(vector, [-each for each in vector]) == 0.0
 
 
-def test_vectors_that_cannot_be_compared_say_nothing() -> None:
+def test_incomparable_vectors_have_no_score() -> None:
     assert cosine([1.0], [1.0, 0.0]) is None
     assert cosine([0.0], [1.0]) is None
     assert cosine([math.inf], [1.0]) is None
@@ -173,7 +173,7 @@ def test_a_preference_is_one_name(reply: str, first: int | None) -> None:
     assert preferred(reply) == first
 
 
-def test_a_judge_that_always_prefers_the_first_answer_has_no_preference() -> None:
+def test_position_bias_of_a_judge_cancels_out() -> None:
     assert preference(1, 1) == preference(-1, -1) == preference(0, 0) == 0.0
     assert preference(-1, 1) == 1.0
     assert preference(1, -1) == -1.0
@@ -229,12 +229,12 @@ def test_the_question_is_the_text_of_the_last_message(content: object, question:
         ),
     ],
 )
-def test_each_mistake_of_a_case_is_named(changes: dict[str, object], found: list[str]) -> None:
+def test_every_problem_of_a_case_is_named(changes: dict[str, object], found: list[str]) -> None:
     told = problems(**changes)
     assert [each[: len(start)] for each, start in zip(told, found, strict=True)] == found
 
 
-def test_every_line_with_a_mistake_is_named_and_empty_ones_are_none() -> None:
+def test_every_invalid_line_is_named_and_empty_ones_are_ignored() -> None:
     lines = [json.dumps(GOOD), "", "nonsense", json.dumps(GOOD), "[]", json.dumps({**GOOD, "id": "b"})]
     golden = golden_of("\n".join(lines).encode())
     assert golden.problems == (
@@ -253,6 +253,6 @@ def test_a_golden_set_has_limits() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_a_file_holds_it_is_told(text: bytes) -> None:
+def test_any_file_content_is_handled(text: bytes) -> None:
     golden = golden_of(text)
     assert golden.cases or golden.problems

@@ -1,4 +1,4 @@
-"""Rollouts as cluster files and plan files say them."""
+"""Rollout settings in cluster files and plan files."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ def problems(section: str) -> list[str]:
     return [f"{p.path.removeprefix('models[0].rollout.')}: {p.found}" for p in caught.value.problems]
 
 
-def test_nothing_said_means_the_courses_of_the_core() -> None:
+def test_defaults_are_the_courses_of_the_core() -> None:
     assert RolloutSettings().course() == COURSES[Kind.CANARY]
     assert load_course("", "plan.yaml") == Course()
     for kind in Kind:
@@ -102,7 +102,7 @@ def test_all_problems_are_named_at_once() -> None:
         ("steps: [{share: 0.5, time_s: 60}], warm_up_s: 60", ["warm_up_s: 60"]),
     ],
 )
-def test_what_does_not_go_together_in_a_plan_is_named(plan: str, found: list[str]) -> None:
+def test_conflicting_plan_settings_are_named(plan: str, found: list[str]) -> None:
     assert problems(f"{{plan: {{{plan}}}}}") == [f"plan.{each}" for each in found]
     with pytest.raises(ClusterFileError) as caught:
         load_course(f"{{{plan}}}", "plan.yaml")
@@ -119,7 +119,7 @@ def test_only_answers_in_words_can_be_judged() -> None:
 
 
 @pytest.mark.parametrize("section", ["[]", "{plan: []}", "{judge: [1]}", "{plan: {steps: 3}}", "{golden: x}"])
-def test_parts_of_a_wrong_type_are_told_once(section: str) -> None:
+def test_wrong_types_are_reported_once(section: str) -> None:
     assert len(problems(section)) == 1
 
 
@@ -129,5 +129,5 @@ def test_a_golden_set_has_a_pace_with_a_limit(cases: int, every_s: float) -> Non
     assert 0 < per_s <= ROUND_CASES_MAX / every_s
 
 
-def test_a_plan_that_is_a_value_is_one_that_can_be() -> None:
+def test_plan_settings_default_to_the_course_of_their_kind() -> None:
     assert PlanSettings(kind=Kind.SHADOW).value() == COURSES[Kind.SHADOW]

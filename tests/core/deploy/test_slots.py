@@ -1,4 +1,4 @@
-"""Slots of two revisions, what gateways are told of them, and what replicas die of."""
+"""Slots of two revisions, the shares published to gateways, and why replicas end."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,7 @@ def test_slots_are_never_shared_and_are_kept_when_possible(
 
 
 @given(INDICES, st.integers(0, 8), INDICES)
-def test_as_many_as_are_wanted_are_held(held: set[int], several: int, taken: set[int]) -> None:
+def test_wanted_number_of_slots_is_held(held: set[int], several: int, taken: set[int]) -> None:
     found = resized(held, several, taken)
     assert len(found) == len(set(found)) == several
     assert not (set(found) - held) & taken
@@ -101,11 +101,11 @@ def test_a_step_that_compares_has_a_warm_up() -> None:
         ("", Harm.CRASH),
     ],
 )
-def test_lack_of_memory_is_told_from_other_ends(words: str, harm: Harm) -> None:
+def test_out_of_memory_is_distinguished_from_other_exits(words: str, harm: Harm) -> None:
     assert harm_of(words) is harm
 
 
-def test_a_gateway_that_is_silent_keeps_its_cursor() -> None:
+def test_silent_gateway_keeps_its_cursor() -> None:
     before = {"gateway-0": Cursor("a", 5), "gateway-1": Cursor("b", 7)}
     assert moved(before, {"gateway-0": Observed("c", 2)}) == {
         "gateway-0": Cursor("c", 2),

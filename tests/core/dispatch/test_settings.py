@@ -1,4 +1,4 @@
-"""What the cluster file says of names, rules and models that step in, and what of it does not go together."""
+"""Names, rules and fallbacks in the cluster file, and their conflicts."""
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +49,7 @@ routes:
     }
 
 
-def test_names_and_rules_become_what_gateways_know() -> None:
+def test_names_and_rules_become_the_dispatch_table() -> None:
     cluster = load(
         MODELS
         + """
@@ -88,7 +88,7 @@ routes:
     assert [m.fallback_default for m in cluster.models] == ["allow", "deny", "allow", "allow"]
 
 
-def test_aliases_that_lead_nowhere_are_problems() -> None:
+def test_dangling_aliases_are_problems() -> None:
     found = problems(
         'aliases: {a: b, b: c, c: b, big: small, "x y": big, to: nothing, two: 2, fine: auto}\n'
         "routes: [{name: auto, then: big}]"
@@ -103,7 +103,7 @@ def test_aliases_that_lead_nowhere_are_problems() -> None:
     }
 
 
-def test_a_long_circle_is_shown_in_part() -> None:
+def test_long_alias_cycle_is_shown_in_part() -> None:
     names = [f"a{n}" for n in range(CIRCLE_NAMES_MAX + 1)]
     aliases = dict(zip(names, [*names[1:], names[0]], strict=True))
     [long] = conflicts({"aliases": aliases})
@@ -113,7 +113,7 @@ def test_a_long_circle_is_shown_in_part() -> None:
     assert short.found == "a cycle: a → a"
 
 
-def test_rules_that_cannot_be_kept_are_problems() -> None:
+def test_invalid_rules_are_problems() -> None:
     found = problems("""
 aliases: {best: big, vectors: embed}
 routes:
@@ -151,7 +151,7 @@ routes:
     }
 
 
-def test_models_that_cannot_step_in_are_problems() -> None:
+def test_invalid_fallbacks_are_problems() -> None:
     fallback = "[chat, vectors, none, other, {model: other}, {model: 5}, 7, {model: odd, when: never}]"
     found = problems(
         "",
@@ -176,7 +176,7 @@ models:
     }
 
 
-def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None:
+def test_clusters_built_in_code_are_validated_alike() -> None:
     document = {
         "models": [{"name": "a", "task": "chat", "source": "x", "fallback": ["b"]}],
         "routes": [{"name": "auto", "then": "a"}],
@@ -197,5 +197,5 @@ VALUES = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["models", "aliases", "routes", "tenants"]), VALUES | st.lists(VALUES)))
-def test_conflicts_can_be_looked_for_in_any_data(data: dict[str, object]) -> None:
+def test_conflict_check_handles_any_data(data: dict[str, object]) -> None:
     assert all(each.path and each.found and each.allowed for each in conflicts(data))

@@ -1,4 +1,4 @@
-"""Which model a request goes to: names, rules, revisions, and who steps in."""
+"""Which model a request goes to: names, rules, revisions, and fallbacks."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ def facts(name: str = "auto", **more: Any) -> Facts:
 # --- names
 
 
-def test_a_model_goes_by_its_own_name_and_an_unknown_name_goes_nowhere() -> None:
+def test_model_is_found_by_its_name_and_unknown_names_are_not() -> None:
     assert resolve(table(), facts("big")) == Chosen("big", "the name asked for")
     assert resolve(table(), facts("none")) is None
     assert table().plain == {"big", "small", "tiny", "embed"}
@@ -49,7 +49,7 @@ def test_an_alias_stands_for_a_model_or_for_a_name_with_rules() -> None:
     assert resolve(named, facts("lost")) is None
 
 
-def test_a_revision_is_asked_of_a_model_or_an_alias_and_no_rule_is_looked_at() -> None:
+def test_named_revision_of_a_model_or_alias_skips_rules() -> None:
     named = table(Rule("big", "small"), Rule("auto", "tiny", "r-7"), best="big")
     assert resolve(named, facts("big@r-9")) == Chosen("big", "the revision asked for", "r-9")
     assert resolve(named, facts("best@r-9")) == Chosen("big", "the revision asked for", "r-9")
@@ -63,7 +63,7 @@ NAMES = st.sampled_from("abcdef")
 
 
 @given(st.dictionaries(NAMES, NAMES | st.just("model")))
-def test_every_alias_has_an_end_or_leads_into_a_circle(aliases: dict[str, str]) -> None:
+def test_every_alias_resolves_or_is_in_a_cycle(aliases: dict[str, str]) -> None:
     ends, circles = unfold(aliases)
 
     on_circles = {name for circle in circles for name in circle}
@@ -98,18 +98,20 @@ def test_every_alias_has_an_end_or_leads_into_a_circle(aliases: dict[str, str]) 
         (When(within_max_cost=True), {"cost_max": 0.5}, {"cost_max": 0.49}),
     ],
 )
-def test_a_rule_fits_when_its_condition_holds(when: When, fits: dict[str, Any], fails: dict[str, Any] | None) -> None:
+def test_rule_matches_when_its_condition_holds(
+    when: When, fits: dict[str, Any], fails: dict[str, Any] | None
+) -> None:
     ruled = table(Rule("auto", "small", when=when))
     assert resolve(ruled, facts(**fits)) == Chosen("small", "routes[0]")
     if fails is not None:
         assert resolve(ruled, facts(**fails)) is None
 
 
-def test_a_rule_for_another_task_than_that_of_its_model_never_fits() -> None:
+def test_rule_for_another_task_than_its_model_never_matches() -> None:
     assert resolve(table(Rule("auto", "small", when=When(task=Task.EMBED))), facts()) is None
 
 
-def test_a_budget_that_was_not_given_has_no_bounds_and_an_unknown_price_fits_no_other() -> None:
+def test_missing_budget_is_unbounded_and_unknown_price_fits_no_budget() -> None:
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_above=1e9))), facts()) is not None
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_below=1e9))), facts()) is None
     unpriced = table(Rule("auto", "tiny", when=When(within_max_cost=True)))
@@ -117,7 +119,7 @@ def test_a_budget_that_was_not_given_has_no_bounds_and_an_unknown_price_fits_no_
     assert resolve(unpriced, facts(cost_max=1e9)) is None
 
 
-def test_all_conditions_have_to_hold_and_the_first_rule_that_fits_counts() -> None:
+def test_first_rule_with_all_conditions_met_applies() -> None:
     ruled = table(
         Rule("other", "tiny"),
         Rule("auto", "big", when=When(tenant="bob", prompt_tokens_min=10)),
@@ -129,7 +131,7 @@ def test_all_conditions_have_to_hold_and_the_first_rule_that_fits_counts() -> No
     assert resolve(ruled, facts(prompt_tokens=10)) == Chosen("tiny", "routes[3]")
 
 
-def test_a_model_with_rules_serves_what_no_rule_takes() -> None:
+def test_model_with_rules_serves_requests_without_a_match() -> None:
     ruled = table(Rule("big", "small", when=When(prompt_tokens_max=5)))
     assert "big" not in ruled.plain
     assert resolve(ruled, facts("big", prompt_tokens=5)) == Chosen("small", "routes[0]")
@@ -167,9 +169,7 @@ BIG = Chosen("big", "the name asked for")
         ({"small": FREE}, None),
     ],
 )
-def test_the_first_in_the_list_steps_in_that_is_free_and_meant_for_the_trouble(
-    states: dict[str, Condition], model: str | None
-) -> None:
+def test_first_available_fallback_for_the_reason_is_chosen(states: dict[str, Condition], model: str | None) -> None:
     found = fall_back(table(), BIG, states)
     assert (found.model if found else None) == model
     if found:
@@ -193,7 +193,7 @@ def test_a_second_fallback_is_chosen_by_the_first_reason() -> None:
     assert other is None
 
 
-def test_the_caller_has_the_last_word() -> None:
+def test_caller_can_override_the_fallback() -> None:
     default_no = replace(MODELS[0], fallback_default=False)
     assert may_fall_back(MODELS[0], None)
     assert not may_fall_back(default_no, None)
@@ -225,7 +225,7 @@ ANY_FACTS = st.builds(Facts, st.sampled_from(["auto", *MODEL_NAMES]), st.sampled
 
 
 @given(ROUTES, RULES, ANY_FACTS, st.data())
-def test_choosing_never_loops_and_never_changes_the_task(
+def test_dispatch_never_loops_and_never_changes_the_task(
     routes: list[tuple[Task, tuple[StandIn, ...]]],
     rules: tuple[Rule, ...],
     asked: Facts,

@@ -1,4 +1,4 @@
-"""A unit that an error of its device has hit is replaced; nobody else, and its successor neither."""
+"""A unit whose device reported an error is replaced; other units and its successor are not."""
 
 from tests.control.units import replica
 

@@ -1,4 +1,4 @@
-"""The life of a device: what errors and readings make of it, and that nothing unknown makes anything of it."""
+"""The state machine of a device: effects of errors and readings, and that unknown data has none."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ def test_an_xid_has_the_effect_of_its_class(xid: int, remedy: Remedy, after: Hea
         ("", Remedy.IGNORE),
     ],
 )
-def test_what_the_driver_asks_for_in_words_counts(text: str, remedy: Remedy) -> None:
+def test_recovery_action_in_the_driver_message_applies(text: str, remedy: Remedy) -> None:
     assert classify(154, text).remedy is remedy
 
 
@@ -107,7 +107,7 @@ def test_how_bad_an_error_of_nvlink_is_stands_in_its_line(number: int) -> None:
     assert classify(74, "NVLink: fatal error detected on link 2").remedy is Remedy.DRAIN
 
 
-def test_one_error_that_is_reported_several_times_is_one_and_later_ones_are_others() -> None:
+def test_repeated_reports_of_one_error_count_once() -> None:
     burst = [DeviceEvent(10.0 + n, "g", 94) for n in range(4)]
     state, effects = step(NEW, FINE, burst, 14.0, RULES)
     assert len(effects) == 1
@@ -129,7 +129,7 @@ def test_contained_hardware_errors_add_up_to_a_rest_and_errors_of_programs_never
     assert rare.state is H.HEALTHY
 
 
-def test_a_drained_device_is_tried_again_after_its_rest_and_serves_after_its_probation() -> None:
+def test_drained_device_is_retried_after_its_rest_and_serves_after_probation() -> None:
     state = hurt(74, 10.0)
     assert later(state, 109.0).state is H.DRAINING
     state = later(state, 110.0)
@@ -139,7 +139,7 @@ def test_a_drained_device_is_tried_again_after_its_rest_and_serves_after_its_pro
     assert (state.state, state.remedy, state.why) == (H.HEALTHY, Remedy.IGNORE, "no error during probation")
 
 
-def test_an_error_during_the_rest_begins_it_anew_and_each_relapse_doubles_it() -> None:
+def test_error_during_the_rest_restarts_it_and_each_relapse_doubles_it() -> None:
     state = hurt(74, 50.0, hurt(74, 10.0))
     assert later(state, 149.0).state is H.DRAINING
     state = later(state, 150.0)
@@ -150,7 +150,7 @@ def test_an_error_during_the_rest_begins_it_anew_and_each_relapse_doubles_it() -
     assert hurt(74, 100_000.0, later(state, 250.0)).relapses == 0
 
 
-def test_nothing_recovers_unseen_and_nothing_gets_sick_unread() -> None:
+def test_state_changes_only_with_readings() -> None:
     state = hurt(74, 10.0)
     assert later(state, 1e6, None) == state
     assert later(NEW, 1e6, None) == NEW
@@ -178,7 +178,7 @@ def test_what_the_driver_asks_for_takes_a_device_out_until_it_is_content() -> No
     assert later(NEW, 10.0, replace(FINE, recovery=Recovery.DRAIN)).state is H.DRAINING
 
 
-def test_a_lost_device_stays_out_when_it_comes_back_as_if_nothing_had_been() -> None:
+def test_lost_device_stays_out_when_it_reappears() -> None:
     lost = replace(FINE, lost=True)
     state = later(later(NEW, 1.0), 10.0, lost)
     assert (state.state, state.remedy) == (H.QUARANTINED, Remedy.RESET)
@@ -187,7 +187,7 @@ def test_a_lost_device_stays_out_when_it_comes_back_as_if_nothing_had_been() -> 
     assert later(state, 20.0, replace(FINE, life="boot-2")).state is H.RECOVERING
 
 
-def test_a_device_that_fails_again_after_two_resets_waits_for_a_person() -> None:
+def test_device_failing_after_two_resets_waits_for_an_operator() -> None:
     state = NEW
     for n in range(3):
         state = hurt(79, 10.0 + 100 * n, state, replace(FINE, life=f"boot-{n}"))
@@ -238,7 +238,7 @@ def test_a_throttled_device_is_degraded_and_gets_less_until_it_is_fast_again() -
     assert 120.0 < now < 160.0
 
 
-def test_a_weight_never_changes_for_nothing_and_stays_in_bounds() -> None:
+def test_weight_has_hysteresis_and_stays_in_bounds() -> None:
     assert later(NEW, 100.0, slow(0.93)).weight == 1.0
     assert later(NEW, 100.0, slow(0.01)).weight == 0.1
     assert later(NEW, 100.0, replace(slow(0.5), clock_mhz=None)).weight == 1.0
@@ -288,7 +288,7 @@ def test_the_table_of_moves_lets_everything_fail_and_nothing_recover_by_itself()
     assert (H.QUARANTINED, Signal.CALM) not in NEXT
 
 
-def test_what_is_excluded_is_told_with_its_reason() -> None:
+def test_excluded_devices_have_a_reason() -> None:
     excluded = Excluded({"a": "drained"}, {"g": "XID 79"})
     assert excluded.why("a", ()) == "drained"
     assert excluded.why("b", ("f", "g")) == "XID 79"

@@ -1,4 +1,4 @@
-"""A replica that control calls slow gets less, by every policy that counts; one that is fast again, its share."""
+"""A replica that control calls slow gets less traffic under counting policies, and its full share once recovered."""
 
 from collections import Counter
 from dataclasses import dataclass

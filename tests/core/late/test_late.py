@@ -1,4 +1,4 @@
-"""Late binding: what load reports say of a replica's room, and who waits for the best one though others have room."""
+"""Late binding: room derived from load reports, and which requests wait for the best replica despite free ones."""
 
 from dataclasses import dataclass
 
@@ -125,7 +125,9 @@ def test_a_request_waits_for_the_full_replica_that_caches_its_prompt() -> None:
         (long_ask(), True, 0.9, Policy.PREFIX_AFFINITY),
     ],
 )
-def test_others_go_where_there_is_room(ask: RoutingRequest, strained: bool, kv_share: float, policy: Policy) -> None:
+def test_other_requests_go_to_replicas_with_room(
+    ask: RoutingRequest, strained: bool, kv_share: float, policy: Policy
+) -> None:
     choice = pick(*fleet(10, 0, 0, strained=strained, kv_share=kv_share), ask, policy)
     assert isinstance(choice, tuple)
     assert choice[0] in (1, 2)
@@ -139,7 +141,7 @@ def test_a_held_request_is_routed_with_that_reason_and_all_scores() -> None:
     assert [score.at for score in choice.terms] == [0, 1, 2]
 
 
-def test_where_all_are_full_it_waits_for_any() -> None:
+def test_request_waits_for_any_replica_when_all_are_full() -> None:
     assert pick(*fleet(10, 10), long_ask()) == Wait(Why.FULL)
 
 
@@ -165,6 +167,6 @@ def test_no_request_waits_to_save_less_than_the_slack(loads: list[int], held: bo
             assert totals[choice.at] + SLACK_S < min(totals[at] for at in open_to)
 
 
-def test_a_client_in_a_hurry_waits_half_of_its_time_at_most() -> None:
+def test_request_waits_at_most_half_of_its_deadline() -> None:
     assert may_wait(began=10.0, deadline=14.0, now=11.9)
     assert not may_wait(began=10.0, deadline=14.0, now=12.0)

@@ -1,4 +1,4 @@
-"""Leases of leaders and of replicas: who has borrowed one stops before the lender can give it to somebody else."""
+"""Leases of leaders and replicas: a holder stops before the lease can be given to another one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from forebay.core.leading.settings import control_conflicts
     lease_s=st.floats(2, 300),
     rate=st.floats(1 - DRIFT_MAX, 1.5),
 )
-def test_a_borrower_whose_clock_is_not_too_slow_stops_before_the_lease_ends(
+def test_holder_with_bounded_clock_drift_stops_before_the_lease_ends(
     asked_at: float, way_s: float, lease_s: float, rate: float
 ) -> None:
     ends_at = asked_at + way_s + lease_s  # the lender writes the time down after it was asked
@@ -27,7 +27,7 @@ def test_two_renewals_may_fail_before_a_leader_pauses() -> None:
     assert lease_s / LOOKS <= 1.0
 
 
-def test_a_replica_that_is_asked_goes_on_and_one_that_is_not_stops_in_time() -> None:
+def test_polled_replica_continues_and_unpolled_one_stops_in_time() -> None:
     lease = Tending(asked_at=10.0, lease_s=30.0)
     assert not lease.ended(39.9)
     assert lease.look_again_s(20.0) == 20.0
@@ -36,7 +36,7 @@ def test_a_replica_that_is_asked_goes_on_and_one_that_is_not_stops_in_time() -> 
     assert "30 s" in forgotten(30.0)
 
 
-def test_several_controls_need_a_store_that_all_of_them_reach() -> None:
+def test_several_controllers_require_a_shared_store() -> None:
     several = {"control": {"controllers": "several"}}
     for store in (None, "sqlite:///x.db"):
         [conflict] = control_conflicts({**several, "store": store})

@@ -1,4 +1,4 @@
-"""What the reconcile loop does with slots that have no place, and with those that get another one."""
+"""How the reconcile loop treats slots without a place, and slots that move."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_a_slot_without_a_place_is_not_started_and_says_why() -> None:
 
 
 @pytest.mark.parametrize(("waits", "goes"), [("fits nowhere", True), ("", False)])
-def test_what_has_no_place_does_not_hold_up_the_replacement_of_others(waits: str, goes: bool) -> None:
+def test_slot_without_a_place_does_not_block_replacements(waits: str, goes: bool) -> None:
     """What is to start some time is waited for, what cannot is not."""
     wanted = [slot(0, "b", moves="moves: a is drained"), slot(1, "a", waits=waits, memory_bytes=1)]
     _, verdict = decide(wanted, State(), seen(running(wanted[0])), 0.0, RULES)

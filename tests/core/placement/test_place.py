@@ -1,4 +1,4 @@
-"""Where replicas are put, and what is said when they cannot be."""
+"""Placement of replicas, and the explanations when they do not fit."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_a_replica_is_put_where_it_fits_best(
     assert at(nodes, wanted) == expected
 
 
-def test_new_ones_are_put_otherwise_if_that_makes_room_for_one_more() -> None:
+def test_new_replicas_are_rearranged_to_fit_one_more() -> None:
     nodes = (node("a", gpu(0, 24), gpu(1, 40)),)
     wanted = [need("m-0", 20, gpus=1), need("n-0", 20, gpus=1), need("o-0", 24, gpus=1), need("p-0", 16, gpus=1)]
     assert set(at(nodes, wanted[:3])) == {"m-0", "n-0", "o-0"}
@@ -205,17 +205,17 @@ HOLDER = need("old-0", 67.9, gpus=1)
         pytest.param((), need("m-0"), "none of its nodes exists"),
     ],
 )  # fmt: skip
-def test_what_fits_nowhere_is_told_node_by_node(nodes: Sequence[Node], wanted: Need, expected: str) -> None:
+def test_unplaceable_replica_is_explained_per_node(nodes: Sequence[Node], wanted: Need, expected: str) -> None:
     claims = [runs(HOLDER, each, "g0") for each in nodes if each is FULL]
     assert why(nodes, wanted, claims) == f"fits nowhere: {expected}"
 
 
-def test_what_leaves_is_named_as_long_as_it_takes_room() -> None:
+def test_leaving_units_are_named_while_they_use_capacity() -> None:
     claims = [runs(HOLDER, FULL, "g0", leaves=True)]
     assert "GPU 0 is taken by old-0 (leaving)" in why((FULL,), need("m-0", 8, gpus=1, whole=True), claims)
 
 
-def test_what_runs_stays_where_it_is_though_it_would_be_put_elsewhere_now() -> None:
+def test_running_replicas_are_not_moved_for_a_better_place() -> None:
     wanted = [need("m-0", 8, gpus=1), need("m-1", 8, gpus=1)]
     nodes = (node("a", gpu(0), gpu(1)), node("b", gpu(2)))
     claims = [runs(wanted[0], nodes[0], "g1"), runs(wanted[1], nodes[0], "g0")]
@@ -242,7 +242,7 @@ HOME = node("a", gpu(0), gpu(1))
         pytest.param((HOME,), replace(SMALL, cpus=2), ("g0",), "a:g0", id="cores of its own from now on"),
     ],
 )
-def test_what_runs_where_it_may_not_gets_another_place(
+def test_replica_in_a_forbidden_place_is_moved(
     nodes: Sequence[Node], wanted: Need, spot: tuple[str, ...], to: str
 ) -> None:
     claims = [Claim("m-0", "m", Spot("a", spot), device_bytes=(8 * GIB,))]
@@ -252,7 +252,7 @@ def test_what_runs_where_it_may_not_gets_another_place(
     assert (found.waits, found.stays, set(found.moves)) == ({}, {}, {"m-0"})
 
 
-def test_what_has_nowhere_to_go_stays_and_says_so() -> None:
+def test_replica_without_an_alternative_stays_and_is_reported() -> None:
     nodes = (node("a", gpu(0, barred="quarantined: XID 79"), gpu(1, 4)),)
     found = place(nodes, [runs(SMALL, nodes[0], "g0")], [SMALL])
     assert found.spots == {"m-0": Spot("a", ("g0",))}
@@ -269,7 +269,7 @@ def test_a_slot_whose_unit_leaves_can_have_its_place_again() -> None:
     assert at(nodes, [whole], [runs(whole, nodes[0], "g0", leaves=True)]) == {"m-0": "a:g0"}
 
 
-def test_a_drain_is_told_beforehand_what_would_fit_nowhere() -> None:
+def test_drain_is_checked_for_replicas_that_fit_nowhere() -> None:
     nodes = (node("a", gib=8), node("b", gib=4))
     wanted = [need("m-0", 3), need("n-0", 3)]
     claims = [runs(each, nodes[0]) for each in wanted]
@@ -286,7 +286,7 @@ def test_large_groups_of_many_devices_grow_along_their_links() -> None:
     assert found.devices == tuple(f"g{n}" for n in range(0, 16, 2))
 
 
-def test_the_search_gives_up_after_so_many_steps_and_changes_nothing() -> None:
+def test_search_stops_at_its_step_limit_without_changes() -> None:
     nodes = [node("a", *(gpu(n, 10) for n in range(8)))]
     wanted = [need(f"m-{n}", 6 - n / 100, gpus=1) for n in range(8)]
     last = need("z-0", 5, gpus=1)
@@ -364,7 +364,7 @@ def exists(nodes: Sequence[Node], wanted: Sequence[Need]) -> bool:
 
 
 @given(small_cases())
-def test_all_are_placed_exactly_if_trying_everything_finds_a_way(case: tuple[list[Node], list[Need]]) -> None:
+def test_placement_succeeds_exactly_if_exhaustive_search_does(case: tuple[list[Node], list[Need]]) -> None:
     nodes, wanted = case
     found = place(nodes, [], wanted)
     assert (not found.waits) == exists(nodes, wanted)

@@ -1,4 +1,4 @@
-"""What of nodes and placements can never go together, and the field that says so."""
+"""Contradictions in nodes and placements, and the field that is named."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_cores_are_written_as_linux_writes_them(text: str, cpus: tuple[int, ...]
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "4096", "-1", "0-", "1-2-3"])
-def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
+def test_invalid_core_list_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError, match="is not a list of cores such as 0-3,8"):
         NodeSettings(name="a", cpus=text)
 
@@ -43,7 +43,7 @@ def with_cores(written: str) -> str:
     ("written", "shown"),
     [("1", "1"), ("true", "true"), ("3-1", '"3-1"'), ('""', '""'), ("[0, 1]", "[0, 1]")],
 )
-def test_what_is_no_list_of_cores_is_told_with_what_was_found_and_how_to_write_it(written: str, shown: str) -> None:
+def test_invalid_core_list_error_shows_value_and_format(written: str, shown: str) -> None:
     with pytest.raises(ClusterFileError) as refused:
         load(with_cores(written), "a.yaml")
 
@@ -113,7 +113,7 @@ def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
         ({"gpus": 2, "mig": "1g.5gb"}, [], "mig", "`gpus: 1`: slices cannot be combined"),
     ],
 )
-def test_what_can_never_fit_is_refused_by_its_field(
+def test_impossible_placement_is_rejected_by_field(
     placement: dict[str, object], nodes: list[object], path: str, allowed: str
 ) -> None:
     assert found(placement, *nodes) == [(f"models[0].placement.{path}", allowed)]
@@ -134,7 +134,7 @@ def test_what_can_never_fit_is_refused_by_its_field(
         ("nonsense", [5]),
     ],
 )
-def test_what_may_fit_some_day_is_taken(placement: object, nodes: list[object]) -> None:
+def test_placement_that_may_fit_later_is_accepted(placement: object, nodes: list[object]) -> None:
     assert found(placement, *nodes) == []
 
 

@@ -1,4 +1,4 @@
-"""A worker's journal: whoever polls it, whenever, comes to know what the engine's cache holds."""
+"""A worker's cache journal: any reader that polls it learns the contents of the engine's prefix cache."""
 
 import msgspec
 from hypothesis import given
@@ -31,7 +31,7 @@ class Reader:
 
 
 @given(ACTIONS)
-def test_whoever_polls_at_any_moments_knows_what_is_held(todo: list[tuple[str, list[int], list[int]]]) -> None:
+def test_polling_at_any_times_yields_the_cache_contents(todo: list[tuple[str, list[int], list[int]]]) -> None:
     journal, held = Journal(), set[int]()
     readers = {"ask 0": Reader(), "ask 1": Reader()}
     for what, some, others in todo:
@@ -68,7 +68,7 @@ def test_a_poll_is_bounded_and_a_reader_that_falls_behind_gets_all(steps: list[t
             assert reader.resets == resets
 
 
-def test_a_cache_too_large_to_be_told_of_is_told_of_in_part() -> None:
+def test_too_large_cache_is_reported_in_part() -> None:
     journal = Journal()
     journal.apply(range(2 * CHANGES_MAX), ())
     news = journal.since(0, estimated=True)
@@ -80,7 +80,7 @@ def test_a_cache_too_large_to_be_told_of_is_told_of_in_part() -> None:
     assert set(journal.since(news.seq, estimated=True).removed) == set(news.stored)
 
 
-def test_numbers_of_another_life_are_answered_with_all_that_is_held() -> None:
+def test_cursor_of_an_earlier_process_gets_a_full_snapshot() -> None:
     journal = Journal()
     journal.apply((1, 2), ())
     for seq in (-1, 0, 99):
@@ -96,7 +96,7 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(
 
 
 @given(st.lists(PROMPTS, max_size=20), st.integers(0, 60))
-def test_a_cache_keeps_what_was_used_last_and_says_what_changed(
+def test_cache_keeps_recently_used_blocks_and_reports_changes(
     prompts: list[tuple[int, ...]], tokens_max: int
 ) -> None:
     cache, journal = BlockCache(), Journal()
@@ -114,7 +114,7 @@ def test_a_cache_keeps_what_was_used_last_and_says_what_changed(
         assert set(journal.since(0, estimated=False).stored) == set(held)
 
 
-def test_a_cache_holds_no_more_blocks_than_can_be_told_of() -> None:
+def test_cache_size_is_bounded_by_the_report_size() -> None:
     cache = BlockCache()
     cache.store(tuple(range(CHANGES_MAX + 10)), 0)
     cache.shrink(0)
@@ -123,7 +123,7 @@ def test_a_cache_holds_no_more_blocks_than_can_be_told_of() -> None:
     assert news[0] == tuple(range(CHANGES_MAX - 1, -1, -1))
 
 
-def test_an_index_that_reads_a_journal_believes_what_the_cache_holds() -> None:
+def test_index_fed_by_a_journal_equals_the_cache() -> None:
     cache, journal, index = BlockCache(), Journal(), PrefixIndex()
     mask, seq = index.join(), 0
     for start in range(0, 50, 5):

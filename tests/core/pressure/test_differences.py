@@ -1,4 +1,4 @@
-"""Differences and sums of what gateways count."""
+"""Differences and sums of gateway counters."""
 
 from dataclasses import asdict
 
@@ -78,5 +78,5 @@ def test_a_quantile_lies_straight_between_the_bounds_of_its_bucket(
 
 
 @pytest.mark.parametrize(("limit", "found"), [(0.0, 30), (0.5, 25), (1.0, 20), (1.5, 15), (2.0, 10), (5.0, 10)])
-def test_so_many_are_above_a_limit(limit: float, found: int) -> None:
+def test_number_of_samples_above_a_limit(limit: float, found: int) -> None:
     assert above((1.0, 2.0), (10, 10, 10), limit) == found

@@ -1,4 +1,4 @@
-"""Who may take which step of an approval, and what the steps amount to."""
+"""Who may take which approval step, and the resulting state of a revision."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ def steps(*taken: str) -> list[Taken]:
         (["ann add", "cid reject", "bob resubmit", "ann approve"], ApprovalRules(1), PENDING, 1),
     ],
 )
-def test_where_a_revision_stands_follows_from_its_steps(
+def test_revision_state_follows_from_its_steps(
     taken: list[str], rules: ApprovalRules, state: ApprovalState, lacking: int
 ) -> None:
     found = standing(steps(*taken), rules)
@@ -85,7 +85,7 @@ def test_a_step_is_allowed_or_the_reason_is_said(
     assert found is None if said is None else said in str(found)
 
 
-def test_a_reason_may_not_be_a_book() -> None:
+def test_reason_length_is_limited() -> None:
     new = Taken(Step.REJECT, "bob", 1.0, "x" * (REASON_CHARS_MAX + 1))
     assert "2001 characters" in str(problem(steps("ann add"), new, Role.ADMIN, TWO))
 
@@ -102,7 +102,7 @@ PEOPLE = st.sampled_from(["ann", "bob", "cid", "dan"])
     asked=st.lists(st.tuples(st.sampled_from(Step), PEOPLE, st.sampled_from(Role)), max_size=12),
     rules=st.builds(ApprovalRules, st.integers(0, 3), st.booleans()),
 )
-def test_nothing_is_served_that_too_few_have_approved(
+def test_revision_with_too_few_approvals_is_never_served(
     asked: list[tuple[Step, str, Role]], rules: ApprovalRules
 ) -> None:
     taken: list[Taken] = []

@@ -1,4 +1,4 @@
-"""What an artifact consists of, and what is wrong with one that was found."""
+"""Contents of an artifact, and the differences of one that was found."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def test_the_digest_is_that_of_the_lines_in_the_order_of_paths_or_of_the_lone_fi
     "path",
     ["", "/a", "../a", "a/../b", "a//b", "./a", "a/", "a\nb", "a\0b", "x" * 1025, "\u00e9" * 513, "\udcff.bin"],
 )
-def test_a_path_that_leads_out_or_can_be_misread_is_refused(path: str) -> None:
+def test_escaping_or_ambiguous_path_is_rejected(path: str) -> None:
     with pytest.raises(BadManifest, match="not a path inside"):
         make_manifest([File(path, 1, A)])
 
@@ -41,12 +41,12 @@ def test_a_path_that_leads_out_or_can_be_misread_is_refused(path: str) -> None:
         ([File("a", 1, A), File("b", 1, B)], True, "single file, but has 2"),
     ],
 )
-def test_what_is_no_artifact_is_refused(files: list[File], lone: bool, said: str) -> None:
+def test_invalid_artifact_is_rejected(files: list[File], lone: bool, said: str) -> None:
     with pytest.raises(BadManifest, match=said):
         make_manifest(files, lone)
 
 
-def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILES_MAX", 1)
     with pytest.raises(BadManifest, match="2 files, more than the 1 allowed"):
         make_manifest([File("a", 1, A), File("b", 1, A)])

@@ -1,4 +1,4 @@
-"""Units that are no longer what is wanted: who starts, who waits, who leaves, and that enough are ready meanwhile."""
+"""Replacing outdated units: start and stop order, with enough units ready at all times."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ from forebay.core.reconcile import Place, needs_spare
 READY = ReplicaState.READY
 
 
-def test_a_gateway_that_is_alone_is_told_to_stop_only_when_its_successor_answers() -> None:
+def test_single_gateway_stops_only_when_its_successor_answers() -> None:
     world = World([gateway()])
     world.run(5)
     world.wanted = [gateway(digest="g2")]
@@ -96,7 +96,7 @@ def test_replicas_that_are_replaced_are_never_fewer_than_before_nor_than_wanted(
     assert len(world.live()) == after
 
 
-def test_a_spare_that_never_gets_ready_costs_none_of_the_others() -> None:
+def test_surge_replica_that_never_gets_ready_costs_no_other() -> None:
     world = World([replica("chat", index) for index in range(2)])
     world.run(10)
     world.dies_at_once = True

@@ -1,4 +1,4 @@
-"""The e-values: what they are worth on average if there is nothing to find, by counting all that can happen."""
+"""The e-values: their mean where there is no effect, by enumeration of all outcomes."""
 
 import math
 from itertools import combinations
@@ -39,9 +39,7 @@ def chances(cell: Cell, ratio: float) -> list[float]:
 
 @settings(max_examples=50)
 @given(CELLS, st.sampled_from([0.5, 1.0, 2.0]), st.integers(-odds.SIDE, odds.SIDE))
-def test_likelihoods_of_events_are_worth_one_at_the_tolerated_odds_ratio(
-    cell: Cell, ratio: float, index: int
-) -> None:
+def test_event_likelihoods_have_mean_one_at_the_tolerated_odds_ratio(cell: Cell, ratio: float, index: int) -> None:
     found = [odds.with_block(odds.NOTHING, outcome, ratio) for outcome in outcomes(cell)]
     worth = [math.exp(logs[odds.SIDE + index] - logs[odds.SIDE]) for logs in found]
 
@@ -54,7 +52,7 @@ def test_likelihoods_of_events_are_worth_one_at_the_tolerated_odds_ratio(
 
 @settings(max_examples=50)
 @given(FIGURES, st.integers(1, 7))
-def test_ranks_are_worth_one_when_all_assignments_to_arms_are_alike(figures: list[int], canaries: int) -> None:
+def test_rank_e_values_have_mean_one_under_exchangeability(figures: list[int], canaries: int) -> None:
     canaries = min(canaries, len(figures) - 1)
     places = list(combinations(range(len(figures)), canaries))
     blocks = [
@@ -79,7 +77,7 @@ def test_ranks_favour_the_side_that_is_larger() -> None:
 
 
 @given(st.floats(0.0, 0.5), st.floats(0.1, 1.0), st.integers(0, len(bets.NOTHING) - 1))
-def test_bets_are_worth_one_at_the_tolerated_drop(drop: float, spread: float, index: int) -> None:
+def test_bets_have_mean_one_at_the_tolerated_drop(drop: float, spread: float, index: int) -> None:
     low, high = max(-1.0, -drop - spread), min(1.0, -drop + spread)
     chance = (-drop - low) / (high - low)
 
@@ -111,7 +109,7 @@ def test_evidence_is_joined_by_means_and_minima() -> None:
     assert odds.both(strong, weak) == weak
 
 
-def test_a_block_that_says_nothing_changes_nothing() -> None:
+def test_uninformative_block_changes_nothing() -> None:
     assert odds.with_block(odds.NOTHING, Cell(10, 0, 2, 0), 2.0) is odds.NOTHING
     assert odds.surprise(Cell(10, 0, 2, 0)) is None
     assert ranks.with_swing((), None) == ()
@@ -120,7 +118,7 @@ def test_a_block_that_says_nothing_changes_nothing() -> None:
 
 
 @given(CELLS)
-def test_surprise_has_mean_nought_and_variance_one(cell: Cell) -> None:
+def test_surprise_has_mean_zero_and_variance_one(cell: Cell) -> None:
     found = [odds.surprise(outcome) for outcome in outcomes(cell)]
     known = [z for z in found if z is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""Verdicts: who is rolled back, who is promoted, and what is said of those who are neither."""
+"""Verdicts of rollouts: rollback, promotion, and what is still missing otherwise."""
 
 import math
 from random import Random
@@ -49,7 +49,7 @@ def verdict_on(requests: int, rules: Rules = RULES, seed: int = 3, **about: floa
     ],
     ids=["errors", "slow", "poor"],
 )
-def test_harm_is_rolled_back_with_its_reason(about: dict[str, float], metric: str, part: str) -> None:
+def test_harmful_revision_is_rolled_back_with_the_reason(about: dict[str, float], metric: str, part: str) -> None:
     verdict = verdict_on(2000, **about)
 
     assert verdict.decision is Decision.ROLLBACK
@@ -104,7 +104,7 @@ def test_holms_correction_decides_how_many_are_worse(ps: tuple[float, ...], wors
     assert (verdict.decision is Decision.ROLLBACK) == (worse > 0)
 
 
-def test_what_is_needed_follows_from_what_was_seen() -> None:
+def test_required_samples_follow_from_the_observations() -> None:
     rules, state = of_rates(1.0)
 
     verdict = judge(rules, state, canary_per_s=0.5)

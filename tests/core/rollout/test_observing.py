@@ -1,4 +1,4 @@
-"""What is kept of observations, and what does not matter about them."""
+"""The state kept of observations, and its invariances."""
 
 from random import Random
 
@@ -131,19 +131,19 @@ def test_strata_beyond_the_limit_are_counted_and_left_out() -> None:
 
 @settings(max_examples=5)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.9, 1.0]))
-def test_other_prompts_in_the_canary_are_not_taken_for_harm(seed: int, long_share: float) -> None:
+def test_different_prompts_in_the_canary_are_not_harm(seed: int, long_share: float) -> None:
     state = after(RULES, batch(Random(seed), 1500, long_share=long_share))
 
     assert judge(RULES, state).decision is not Decision.ROLLBACK
 
 
-def test_without_strata_other_prompts_are_taken_for_harm() -> None:
+def test_different_prompts_count_as_harm_without_strata() -> None:
     observations = [o._replace(stratum="") for o in batch(Random(1), 1500, long_share=0.9)]
 
     assert judge(RULES, after(RULES, observations)).decision is Decision.ROLLBACK
 
 
-def test_a_change_for_both_arms_is_not_taken_for_harm() -> None:
+def test_change_in_both_arms_is_not_harm() -> None:
     state = begin(RULES)
     for index in range(60):
         slower = 10.0 if index % 20 >= 10 else 1.0

@@ -1,4 +1,4 @@
-"""Plans that cannot decide, what ends a rollout at once, who is on which side, and how an A/B test ends."""
+"""Plans that cannot decide, immediate aborts, assignment to arms, and the end of A/B tests."""
 
 import math
 from random import Random
@@ -25,7 +25,7 @@ def plan(hours: float, share: float = 0.05, requests_per_s: float = 10.0) -> Pla
     return Plan(requests_per_s, (Step(share, hours * HOUR),))
 
 
-def test_a_plan_that_is_too_short_is_refused_with_the_arithmetic() -> None:
+def test_too_short_plan_is_rejected_with_the_calculation() -> None:
     refused = refusal(RULES, plan(0.5), BASELINES)
 
     assert refused is not None
@@ -53,7 +53,7 @@ def test_a_tolerance_without_room_is_told_from_one_that_takes_long() -> None:
     assert "no number of requests suffices" in refused.reason
 
 
-def test_only_required_metrics_hold_a_plan_up() -> None:
+def test_only_required_metrics_delay_a_plan() -> None:
     rules = Rules((Rate("errors", required=False), Time("ttft", ratio=1.5, tail=0.0)))
 
     assert refusal(rules, plan(1.0), BASELINES) is None

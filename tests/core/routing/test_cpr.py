@@ -1,4 +1,4 @@
-"""Congestion-priced routing: each term of the cost, and what becomes of fleets that are routed by it."""
+"""Congestion-priced routing: each term of the cost, and the behaviour of fleets routed by it."""
 
 import heapq
 import math
@@ -238,7 +238,7 @@ def test_no_slope_of_decoding_is_believed_that_differs_much_from_the_others() ->
 @pytest.mark.parametrize(
     ("rho", "weights", "at"), [(0.0, LONG.weights, 1), (0.9, LONG.weights, 0), (0.0, BATCH, 0)], ids=str
 )
-def test_the_quickest_wins_while_little_goes_on_and_the_owner_of_the_prefix_near_saturation(
+def test_fastest_replica_wins_at_low_load_and_the_prefix_owner_near_saturation(
     rho: float, weights: tuple[float, float], at: int
 ) -> None:
     fleet = pool(0, 0, queue_tokens=[4000, 0])
@@ -295,7 +295,7 @@ def test_without_blocks_the_least_work_wins() -> None:
     assert (choice.at, choice.why, choice.hit_tokens) == (1, Why.CHEAPEST, 0)
 
 
-def test_a_promise_that_cannot_be_kept_changes_the_reason_and_not_the_choice() -> None:
+def test_missed_objective_changes_the_reason_but_not_the_choice() -> None:
     fleet = pool(0, 0, queue_tokens=[2000, 0], prefill_tokens_per_s=[8000.0, 1000.0])
     fleet.pricing.index.note(fleet.engines[0].meter.mask, PREFIX, 0.0)
     fleet.pricing.rho = 0.9
@@ -344,7 +344,7 @@ def test_utilisation_is_the_arriving_work_over_what_the_replicas_can_do() -> Non
 # --- whole fleets
 
 
-def test_slow_replicas_get_less_and_are_not_wrecked() -> None:
+def test_slow_replicas_get_less_traffic_without_overload() -> None:
     rng = Random(1)
     prompts = [Prompt(at, chain(f"own {n}", rng.randrange(2, 30)), 20) for n, at in enumerate(poisson(rng, 12, 400))]
     speeds = [SPEED] * 4 + [SPEED / 4] * 4
@@ -442,7 +442,7 @@ def test_a_replica_that_was_slow_at_first_gets_requests_again(replicas: int) -> 
     assert last > 10
 
 
-def test_a_full_fleet_is_used_to_the_brim_and_answers_everyone() -> None:
+def test_full_fleet_is_fully_used_and_answers_all_requests() -> None:
     fleet = Fleet(Policy.CPR, [SPEED] * 2, room=3).run(shared(5, per_s=40, count=200, prefixes=10))
     assert fleet.under_way == 0
     assert not fleet.waiting

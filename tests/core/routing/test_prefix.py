@@ -1,4 +1,4 @@
-"""The prefix index finds what was sent, not what a cache must have forgotten, and never grows too large."""
+"""The prefix index finds what was sent, forgets what a cache must have evicted, and is bounded."""
 
 import gc
 from collections import OrderedDict
@@ -61,7 +61,7 @@ def test_one_walk_finds_for_every_replica_what_its_own_cache_would(
 
 
 @given(st.integers(1, 10), st.lists(st.tuples(st.integers(0, 2), chains)))
-def test_it_never_holds_more_than_its_bound(pairs_max: int, todo: list[tuple[int, tuple[int, ...]]]) -> None:
+def test_index_size_is_bounded(pairs_max: int, todo: list[tuple[int, tuple[int, ...]]]) -> None:
     index = PrefixIndex(pairs_max)
     masks = [index.join() for _ in range(3)]
     for n, (which, blocks) in enumerate(todo):
@@ -105,7 +105,7 @@ def test_when_all_of_it_is_full_the_largest_share_shrinks() -> None:
 
 
 @pytest.mark.parametrize("pairs_max", [10**6, 5 * SWEEP_BLOCKS])
-def test_what_a_lost_replica_held_is_gone_at_once_and_forgotten_bit_by_bit(pairs_max: int) -> None:
+def test_lost_replica_is_excluded_at_once_and_removed_incrementally(pairs_max: int) -> None:
     index = PrefixIndex(pairs_max)
     old, other = index.join(), index.join()
     prompt = tuple(range(4 * SWEEP_BLOCKS))

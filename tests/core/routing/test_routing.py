@@ -1,4 +1,4 @@
-"""Routing: never a full or dead replica, never a refusal while one is open, the same choice for the same view."""
+"""Routing: never a full or dead replica, never a rejection while one is available, and deterministic."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -262,7 +262,7 @@ def test_two_random_choices_never_take_the_single_worst(loads: list[int], seed: 
         assert loads[choice.at] < max(loads)
 
 
-def test_round_robin_visits_everyone_equally() -> None:
+def test_round_robin_visits_replicas_equally() -> None:
     used = {"a": 0, "b": 0, "c": 0}
     visits: list[str] = []
     for turn in range(1, 31):

@@ -1,4 +1,4 @@
-"""Where sessions are, as several gateways remember it without asking each other."""
+"""Session homes, on which several gateways agree without communication."""
 
 from collections import Counter
 
@@ -58,9 +58,7 @@ def test_a_session_stays_when_others_come_and_moves_once_when_its_replica_is_los
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=12), st.data())
-def test_gateways_that_see_the_same_losses_agree_whoever_was_asked_in_between(
-    lost: list[str], data: st.DataObject
-) -> None:
+def test_gateways_that_see_the_same_losses_agree(lost: list[str], data: st.DataObject) -> None:
     replicas = {name: seen(name) for name in "abcd"}
     gateways = [Gateway(), Gateway()]
     for key in KEYS:
@@ -80,7 +78,7 @@ def test_gateways_that_see_the_same_losses_agree_whoever_was_asked_in_between(
     assert not apart
 
 
-def test_a_restart_between_two_looks_is_a_loss_too() -> None:
+def test_restart_between_two_snapshots_is_a_loss() -> None:
     gateway, replicas = Gateway(), [seen(name) for name in "abc"]
     began = {key: gateway.send(key, replicas) for key in KEYS}
     replicas = [seen("a"), *replicas[1:]]
@@ -98,7 +96,7 @@ def test_sessions_keep_their_homes_where_all_are_lost_at_once() -> None:
     assert {key: gateway.send(key, [seen(name) for name in "abc"]) for key in KEYS} == began
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_memory_of_losses_is_bounded() -> None:
     gateway, replicas = Gateway(), [seen(name) for name in "ab"]
     for key in range(1, HOMES_MAX + 3):
         gateway.homes.settle(key, "a")

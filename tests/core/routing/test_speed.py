@@ -1,4 +1,4 @@
-"""What is learned of replicas: speeds from noise, trust from hits, and accounts that always come back to zero."""
+"""Learned properties of replicas: speeds from noise, trust from cache hits, and accounts that return to zero."""
 
 from random import Random
 
@@ -96,7 +96,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_happens_in_whatever_order_the_account_comes_back_to_zero(todo: list[tuple[str, int]]) -> None:
+def test_account_returns_to_zero_after_any_events(todo: list[tuple[str, int]]) -> None:
     meter = Meter("chat-0", 1)
     charges: list[Charge] = []
     reported = 0
@@ -177,7 +177,7 @@ def test_speed_is_learned_from_what_was_really_computed_and_pace_from_long_answe
     assert meter.decode_slope_s == pytest.approx(0.001, rel=0.3)
 
 
-def test_lengths_are_guessed_until_answers_tell() -> None:
+def test_output_lengths_are_assumed_until_answers_are_observed() -> None:
     lengths = Lengths()
     assert lengths.tokens(4000) == 1000
     assert lengths.tokens(0) == 0
@@ -210,7 +210,7 @@ def test_the_pace_of_answers_is_followed() -> None:
 
 
 @given(st.lists(st.integers(0, 10**4), max_size=20), st.integers(0, 10**12))
-def test_one_count_beyond_all_reason_changes_a_mean_by_a_bounded_factor(before: list[int], told: int) -> None:
+def test_outlier_changes_a_mean_by_a_bounded_factor(before: list[int], told: int) -> None:
     lengths = Lengths()
     for count in before:
         lengths.learn(1000, count, count)

@@ -1,4 +1,4 @@
-"""What replicas can do is learned from how many answers were late at which load."""
+"""The capacity of replicas, learned from the share of late answers at each load."""
 
 import math
 from itertools import pairwise
@@ -37,7 +37,7 @@ def shown(rate: float, free: float, loads: tuple[float, ...], sizes: tuple[int, 
 
 
 @pytest.mark.parametrize("free", [0.3, 0.6, 0.9])
-def test_the_law_of_the_replicas_is_found(free: float) -> None:
+def test_true_capacity_is_found(free: float) -> None:
     loads = tuple(0.5 + 0.06 * step for step in range(16))
 
     found = fitted(shown(100.0, free, loads, (1, 2, 4, 8, 12)))
@@ -47,7 +47,7 @@ def test_the_law_of_the_replicas_is_found(free: float) -> None:
         assert found.of(replicas) == pytest.approx(100 * room(replicas, free), rel=0.12)
 
 
-def test_what_was_borne_easily_is_not_all_there_is() -> None:
+def test_capacity_exceeds_an_easily_served_load() -> None:
     found = fitted(shown(100.0, 0.6, (0.3, 0.5), (4,)))
 
     assert not found.known
@@ -126,7 +126,7 @@ def test_a_little_more_or_less_strain_does_not_change_the_capacity_by_much(seed:
     assert rates[-1] > 3 * rates[0]
 
 
-def test_of_few_answers_there_is_no_telling() -> None:
+def test_few_answers_give_no_estimate() -> None:
     assert fitted(()) == Capacity()
     assert fitted(noted((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0
 

@@ -1,4 +1,4 @@
-"""What holds whoever decides: bounds, zero, signals, windows, paces, and nothing less while the load is unknown."""
+"""Invariants of every scaling policy: bounds, zero, signals, windows, paces, no removal while load is unknown."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_replicas_for_hours_of_the_schedule_are_there_when_these_begin() -> None
     assert (early.wanted, soon.wanted, soon.reason) == (1, 3, Reason.BOUND)
 
 
-def test_more_than_the_most_are_taken_away_at_once() -> None:
+def test_replicas_above_the_maximum_are_removed_immediately() -> None:
     decision, _ = decide(Scale(4), Memory(), BUSY, T0, current=6)
 
     assert (decision.wanted, decision.reason) == (4, Reason.BOUND)
@@ -49,7 +49,7 @@ def test_more_than_the_most_are_taken_away_at_once() -> None:
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-def test_an_outage_of_telemetry_takes_nothing_away_nor_does_the_time_right_after(policy: Policy) -> None:
+def test_telemetry_outage_and_the_time_after_it_remove_nothing(policy: Policy) -> None:
     model = Model(Scale(10, policy=policy, ttft_s=1.0, target=2.0), replicas=4)
     looks(model, 10.0, 100)
     before = model.replicas
@@ -75,7 +75,7 @@ def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> 
     ]
 
 
-def test_the_first_request_brings_the_first_replica_and_a_long_pause_takes_it_away() -> None:
+def test_first_request_starts_a_replica_and_a_long_pause_removes_it() -> None:
     model = Model(Scale(4, 0, to_zero_after_s=100.0), replicas=0, cold_s=20.0)
 
     asleep = looks(model, 0.0, 5)
@@ -174,9 +174,7 @@ def calm() -> Memory:
     [(1200, 900, 1, False), (1200, 900, 2, True), (5000, 900, 1, True), (5000, 100, 1, False), (900, 1200, 1, True)],
     ids=["back and forth", "two do not come back", "an hour ago", "just added", "one way"],
 )
-def test_one_replica_is_not_taken_away_back_and_forth(
-    calm: Memory, removed_s: float, added_s: float, fewer: int, goes: bool
-) -> None:
+def test_replica_count_does_not_flap(calm: Memory, removed_s: float, added_s: float, fewer: int, goes: bool) -> None:
     """One was removed, and one added, so long ago: are so many removed now?"""
     now = T0 + 3600
     changes = tuple(sorted([(now - removed_s, -1), (now - added_s, 1)]))
@@ -187,7 +185,7 @@ def test_one_replica_is_not_taken_away_back_and_forth(
     assert decision.wanted == (1 if goes else reading.ready)
 
 
-def test_only_so_many_changes_are_remembered() -> None:
+def test_remembered_changes_are_bounded() -> None:
     memory, current = Memory(), 1
     for tick in range(3 * CHANGES_MAX):
         low = 1 + tick % 2

@@ -1,4 +1,4 @@
-"""The first minute of a model: requests that wait for full replicas are enough to act on, and nothing else is."""
+"""A model's first minute: requests waiting for full replicas are enough to scale out, and nothing else is."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -89,7 +89,7 @@ def test_the_minute_of_the_documentation() -> None:
     assert changes == [(5, 2), (19, 4)]
 
 
-def test_why_says_what_waits_and_that_all_are_full() -> None:
+def test_reason_names_waiting_requests_and_full_replicas() -> None:
     crowd = Crowd(Scale(8), 16)
     crowd.wanted(int(FULL_S))
 
@@ -110,7 +110,7 @@ def test_why_says_what_waits_and_that_all_are_full() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_proof_changes_nothing(seen: dict[str, object]) -> None:
+def test_insufficient_evidence_changes_nothing(seen: dict[str, object]) -> None:
     full: dict[str, object] = {"ready": 2, "waiting": 3, "in_flight": 11.0, "busy": 1.0}
     memory, wanted = Memory(), set()
     for second in range(1, 31):
@@ -181,7 +181,7 @@ def test_it_stays_within_bounds_takes_nothing_away_unknown_and_does_not_flap(
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_the_more_wait_the_more_are_tried(waiting: int, more: int) -> None:
+def test_more_waiting_requests_start_more_replicas(waiting: int, more: int) -> None:
     few, many = (looks([full(second, some) for second in range(1, 9)]) for some in (waiting, waiting + more))
 
     assert many.wanted >= few.wanted

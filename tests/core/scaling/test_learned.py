@@ -1,4 +1,4 @@
-"""The policy `forebay`: capacity, forecasts, trouble, and nothing removed that is needed."""
+"""The policy `forebay`: capacity, forecasts, overload, and no removal of needed replicas."""
 
 import math
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing:
 
 
 @pytest.mark.slow
-def test_what_is_not_needed_goes_and_what_is_left_suffices(knowing: Memory) -> None:
+def test_surplus_replicas_are_removed_and_the_rest_suffices(knowing: Memory) -> None:
     model = lived(going_on(knowing, 20), 3600, 20.0)
 
     assert 5 < model.replicas < 12
@@ -77,7 +77,7 @@ def test_what_is_not_needed_goes_and_what_is_left_suffices(knowing: Memory) -> N
     assert {Reason.SPARE, Reason.STEADY} <= {decision.reason for decision in model.decisions}
 
 
-def test_none_is_removed_while_requests_wait(knowing: Memory) -> None:
+def test_no_replica_is_removed_while_requests_wait(knowing: Memory) -> None:
     model = lived(going_on(knowing, 12), 900, 4.0)
     reading = replace(BUSY, at=model.now + 5, since_s=5.0, ready=model.replicas, waiting=3)
 
@@ -143,7 +143,7 @@ def test_answers_that_are_late_at_any_load_are_no_reason_for_more_but_those_that
     assert lived(odd, 600, 60.0).replicas >= 2 * usual.replicas
 
 
-def test_a_promise_that_no_number_of_replicas_keeps_is_no_reason_for_more() -> None:
+def test_unattainable_objective_does_not_scale_out() -> None:
     model = Model(SCALE, replicas=1)
 
     for _ in range(400):
@@ -214,7 +214,7 @@ def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowi
     assert model.memory.learned.strain == 0.0
 
 
-def test_the_lead_is_what_is_said_or_what_was_measured() -> None:
+def test_lead_time_is_configured_or_measured() -> None:
     reading = replace(BUSY, cold_start_s=200.0)
 
     _, measured = wish(SCALE, Learned(), reading, T0, 1)

@@ -1,4 +1,4 @@
-"""The rules of other systems, against what their formulas give by hand."""
+"""Scaling rules of other systems, against values calculated by hand from their formulas."""
 
 import math
 

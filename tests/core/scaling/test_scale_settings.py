@@ -21,7 +21,7 @@ def told(text: str) -> dict[str, str]:
     return {conflict.path.removeprefix("models[0]."): conflict.found for conflict in found}
 
 
-def test_a_maximum_is_all_that_has_to_be_said() -> None:
+def test_maximum_is_the_only_required_setting() -> None:
     assert scale("{max: 8}") == Scale(8)
 
 
@@ -35,7 +35,7 @@ def test_promises_of_the_model_are_in_seconds() -> None:
     assert (found.ttft_s, found.tpot_s, found.latency_s) == (1.5, 0.08, 9.0)
 
 
-def test_everything_can_be_said() -> None:
+def test_every_setting_is_accepted() -> None:
     found = scale(
         "{min: 0, max: 8, policy: hpa, signal: duty, shadow: true, signals: [{signal: duty, above: 0.7}],"
         " to_zero_after_s: 60, up: {window_s: 5, replicas: 2, in_s: 30}, lead_s: 90,"
@@ -72,7 +72,7 @@ def test_other_policies_bring_their_own_windows() -> None:
         ("scale: {max: many, schedule: 5}", {}),
     ],
 )
-def test_what_does_not_go_together_is_told(text: str, found: dict[str, str]) -> None:
+def test_conflicting_settings_are_reported(text: str, found: dict[str, str]) -> None:
     assert told(text) == found
 
 
@@ -91,7 +91,7 @@ def test_all_of_it_is_told_when_a_file_is_read() -> None:
         "slo: {tpot_p99_ms: 9}, scale: {max: 4, policy: slo, schedule: [{start: 20:00}]}",
     ],
 )
-def test_what_goes_together_is_taken(text: str) -> None:
+def test_compatible_settings_are_accepted(text: str) -> None:
     cluster = load(f"models: [{MODEL}, {text}}}]", "f.yaml")
 
     assert Cluster.model_validate(cluster.model_dump()) == cluster

@@ -1,4 +1,4 @@
-"""What load is expected: by the trend, by the time of the day, by that of the week, whichever has done best."""
+"""Load forecasts by trend, time of day, or time of week, whichever was most accurate so far."""
 
 import math
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_a_load_without_a_season_is_left_to_the_trend() -> None:
     assert all(way.error > 0 for way in season.ways)
 
 
-def test_hours_without_load_are_not_known_and_nothing_breaks() -> None:
+def test_hours_without_load_fall_back_to_the_trend() -> None:
     season = lived(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
 
     assert expected(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0

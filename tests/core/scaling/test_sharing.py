@@ -1,4 +1,4 @@
-"""`limits`: never more than those together, `min` before all else, then fair shares that do not go back and forth."""
+"""`limits`: the total is never exceeded; `min` first, then fair shares that do not flap."""
 
 from typing import Any
 
@@ -118,7 +118,7 @@ def test_a_larger_target_never_gets_fewer_replicas(limits: Limits, claims: list[
 
 @settings(max_examples=25, deadline=None)
 @given(LIMITS, CLAIMS)
-def test_what_was_given_stays_and_the_order_of_models_means_nothing(limits: Limits, claims: list[Claim]) -> None:
+def test_shares_are_stable_and_independent_of_model_order(limits: Limits, claims: list[Claim]) -> None:
     got = shared(limits, claims)
     again = [each._replace(has=got[each.model]) for each in claims]
 
@@ -205,7 +205,7 @@ def test_limits_below_what_models_have_in_any_case_are_refused(
         assert found[1] in it.found
 
 
-def test_they_are_part_of_the_cluster_file() -> None:
+def test_limits_are_part_of_the_cluster_file() -> None:
     raw = {"models": [model(replicas=3)], "limits": {"gpus": 8, "replicas": 3}}
 
     assert Cluster.model_validate(raw).limits.value() == Limits(8000, 3)

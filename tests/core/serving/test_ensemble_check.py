@@ -1,4 +1,4 @@
-"""What is wrong with an ensemble."""
+"""Validation of ensembles."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,7 +42,7 @@ UNWRITTEN = "output 'y' for ensemble 'e' is not written"
 ROUND = "circular dependency between ensembles: "
 
 
-def test_a_good_ensemble_has_no_problems() -> None:
+def test_valid_ensemble_has_no_problems() -> None:
     assert check(GOOD, lookup(*MODELS)) == ((), (False, False), False)
 
 
@@ -97,7 +97,7 @@ def test_one_response_of_a_decoupled_step_makes_many() -> None:
         ((FIRST, step("single", {"I": "t"}, {"O": "y"})), []),
     ],
 )  # fmt: skip
-def test_every_problem_is_named_in_tritons_words(steps: tuple[Step, ...], problems: list[str]) -> None:
+def test_every_problem_has_the_error_message_of_triton(steps: tuple[Step, ...], problems: list[str]) -> None:
     others = (
         model("two", "IJ"),
         replace(model("optional", "I"), inputs=(spec("I", 4), spec("J", 4, optional=True))),

@@ -1,4 +1,4 @@
-"""Levels of priority: who is next, who is refused, who is late."""
+"""Priority levels of a queue: order, rejection, timeouts."""
 
 import math
 from itertools import count

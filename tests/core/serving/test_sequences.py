@@ -220,7 +220,7 @@ def test_correlation_ids_must_be_of_the_type_that_the_model_wants(
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_tritons_words(
+def test_invalid_sequence_requests_have_the_error_messages_of_triton(
     corrid: int | str, start_rows: tuple[bool, int], closed: bool, kind: Kind, text: str
 ) -> None:
     served = sequencer(DIRECT)
@@ -355,7 +355,7 @@ def test_no_sequence_gets_a_slot_of_an_instance_that_is_not_back_yet(batching: S
 
 
 @BOTH
-def test_at_the_end_everything_that_waits_leaves(batching: SequenceBatching) -> None:
+def test_shutdown_ends_all_waiting_requests(batching: SequenceBatching) -> None:
     served = sequencer(batching, max_batch=1)
     offer_all(served, "(a1", "a2", "(b1)")
     offer(served, "(c1", timeout_s=1.0)

@@ -1,4 +1,4 @@
-"""Sequence batching under anything that may happen, in any order."""
+"""Sequence batching under random events in any order."""
 
 from collections import Counter
 
@@ -115,7 +115,7 @@ class World:
         max_size=80,
     ),
 )
-def test_every_request_leaves_once_in_order_and_no_slot_is_wedged(
+def test_every_request_leaves_once_in_order_and_no_slot_leaks(
     oldest: bool, max_batch: int, operations: list[Operation]
 ) -> None:
     world = World(oldest, max_batch)

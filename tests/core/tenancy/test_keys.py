@@ -1,4 +1,4 @@
-"""API keys: what is kept of them proves a key, and nothing else does."""
+"""API keys: only the stored digest of a key authenticates it."""
 
 import math
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_a_key_needs_all_its_randomness() -> None:
 
 
 @pytest.mark.parametrize("before", [b"", b"Bearer ", b"bearer ", b"BEARER   "])
-def test_a_good_key_is_good_with_and_without_the_word_before_it(before: bytes) -> None:
+def test_valid_key_is_accepted_with_and_without_bearer_prefix(before: bytes) -> None:
     assert ask(before + KEY.encode()) == Granted(TEAM, math.inf, RECORD.id)
 
 
@@ -92,7 +92,7 @@ def test_no_letter_of_a_secret_can_be_another_one(entropy: bytes, place: int, le
 
 
 @given(entropies, entropies)
-def test_one_key_does_not_open_for_another(one: bytes, other: bytes) -> None:
+def test_key_does_not_authenticate_another_id(one: bytes, other: bytes) -> None:
     key, record = mint("team", one, now=0.0)
     forged = replace(mint("team", other, now=0.0)[1], id=record.id)
 
@@ -108,13 +108,13 @@ def test_an_expired_key_is_named_as_such_only_to_its_holder() -> None:
     assert ask(other.encode(), record, now=300.0) == Denied(Code.UNAUTHORIZED, "The API key is not valid.")
 
 
-def test_a_revoked_key_is_over_whatever_else_it_is() -> None:
+def test_revoked_key_is_invalid_regardless_of_its_other_state() -> None:
     record = replace(RECORD, expires=150.0, revoked=120.0)
 
     assert ask(KEY.encode(), record) == Denied(Code.UNAUTHORIZED, "The API key was revoked.")
 
 
-def test_a_key_whose_tenant_is_gone_opens_nothing() -> None:
+def test_key_of_a_removed_tenant_is_invalid() -> None:
     refused = ask(KEY.encode(), replace(RECORD, tenant="old-team"))
 
     assert isinstance(refused, Denied)

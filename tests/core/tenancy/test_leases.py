@@ -1,4 +1,4 @@
-"""Several gateways, one limit: however they crash, are cut off or read late, together they stay under it."""
+"""Several gateways sharing a limit: despite crashes, partitions and stale reads they stay under it together."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,7 +223,7 @@ def test_quota_shares_follow_the_gateways_that_get_requests() -> None:
     assert cluster.used().day_tokens == 1000, "of the day nothing is kept back"
 
 
-def test_without_control_everybody_goes_on_with_something_and_never_with_more() -> None:
+def test_gateways_without_control_keep_a_share_within_the_limit() -> None:
     cluster = Cluster(Quota(requests_per_min=100), 4)
     for _ in range(90):
         cluster.round()
@@ -258,9 +258,7 @@ def test_without_control_everybody_goes_on_with_something_and_never_with_more() 
         (Quota(requests_per_min=1, tokens_per_min=400, streams_max=1), 400),
     ],
 )
-def test_what_fits_the_limit_is_let_in_soon_though_it_fits_no_equal_part(
-    limit: Quota, tokens: int, gateways: int
-) -> None:
+def test_request_larger_than_an_equal_share_is_admitted_soon(limit: Quota, tokens: int, gateways: int) -> None:
     cluster = Cluster(limit, gateways)
     let_in = []
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""One gateway's counts: never over the share, settled once, honest about when to come again."""
+"""Quotas of one gateway: never over its share, settled once, with an accurate Retry-After."""
 
 from collections import deque
 
@@ -110,7 +110,7 @@ def test_the_third_request_of_ten_tokens_is_one_too_many(
     ("limits", "code"),
     [({"tokens_per_min": 25}, Code.RATE_LIMITED), ({"tokens_per_day": 25}, Code.BUDGET_EXCEEDED)],
 )
-def test_what_can_never_be_let_in_is_not_told_to_come_again(limits: dict[str, int], code: Code) -> None:
+def test_request_over_the_limit_has_no_retry_after(limits: dict[str, int], code: Code) -> None:
     refused = no(limiter(**limits).reserve("t", 26, False, 0.0))
 
     assert (refused.code, refused.retry_after_s) == (code, 0)

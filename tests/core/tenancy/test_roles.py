@@ -50,7 +50,7 @@ def test_each_operation_needs_the_role_of_its_row(operation: str, role: Role) ->
         assert LEAST[operation].name.lower() in why_not
 
 
-def test_an_operation_without_a_row_is_a_mistake() -> None:
+def test_operation_without_a_row_is_an_error() -> None:
     with pytest.raises(KeyError):
         refusal("unheard-of", Caller("ada", Role.ADMIN))
 

@@ -1,4 +1,4 @@
-"""Tenants and access in the cluster file: what they become, and what does not go together."""
+"""Tenants and access settings of the cluster file, and their conflicts."""
 
 from typing import get_args
 
@@ -64,7 +64,7 @@ def test_without_keys_a_gateway_listens_on_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
-def test_without_keys_it_listens_nowhere_else_unless_that_is_written_down(host: str) -> None:
+def test_gateway_without_keys_listens_elsewhere_only_if_configured(host: str) -> None:
     problem = one(f"gateway: {{host: '{host}'}}")
 
     assert (problem.path, problem.found) == ("gateway.host", f'"{host}"')
@@ -113,7 +113,7 @@ def test_without_keys_the_admin_api_listens_on_loopback_only(host: str) -> None:
         (f"{KEYS}tenants: [{{name: t, limits: {{rpm: 1}}}}]", "tenants[0].limits.rpm", "requests_per_min"),
     ],
 )
-def test_a_mistake_is_named_with_what_is_allowed(text: str, path: str, says: str) -> None:
+def test_invalid_setting_is_named_with_allowed_values(text: str, path: str, says: str) -> None:
     problem = one(text)
 
     assert problem.path == path
@@ -137,7 +137,7 @@ def test_a_pattern_can_only_be_checked_against_names_that_are_there() -> None:
     assert {p.path for p in caught.value.problems} == {"models[0].name", "tenants[0].models[0]"}
 
 
-def test_the_same_rules_hold_for_clusters_that_do_not_come_from_a_file() -> None:
+def test_clusters_built_in_code_are_validated_alike() -> None:
     model = {"name": "a", "task": "chat", "source": "x"}
     with pytest.raises(ValueError, match=r"gateway\.auth: open"):
         Cluster.model_validate({"models": [model], "gateway": {"host": "0.0.0.0"}})

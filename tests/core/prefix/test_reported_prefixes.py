@@ -1,4 +1,4 @@
-"""What replicas report of their prefix caches: it replaces guesses, is bounded, and harms nobody."""
+"""Prefix-cache contents as replicas report them: reports replace guesses, are bounded, and validated."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ class Belief:
 
 
 @given(ACTIONS, st.lists(LISTS, min_size=1, max_size=3))
-def test_after_any_reports_and_requests_the_index_is_what_a_plain_account_says(
+def test_index_equals_a_naive_model_after_any_reports_and_requests(
     todo: list[Action], asked: list[tuple[int, ...]]
 ) -> None:
     index, now = PrefixIndex(), 100.0
@@ -82,7 +82,7 @@ def test_after_any_reports_and_requests_the_index_is_what_a_plain_account_says(
 
 
 @given(st.integers(1, 10), ACTIONS)
-def test_reports_never_make_it_larger_than_its_bound(pairs_max: int, todo: list[Action]) -> None:
+def test_reports_never_exceed_the_index_size_limit(pairs_max: int, todo: list[Action]) -> None:
     index = PrefixIndex(pairs_max)
     masks = [index.join() for _ in range(3)]
     for now, (what, which, some, others, _) in enumerate(todo):
@@ -108,7 +108,7 @@ def test_a_prompt_that_was_sent_is_expected_there_until_it_should_have_been_repo
     assert index.depths((1, 2, 3), [mask]) == [2]
 
 
-def test_what_a_replica_that_reports_nothing_was_sent_is_not_doubted() -> None:
+def test_guesses_for_a_replica_without_reports_are_kept() -> None:
     index = PrefixIndex()
     mask = index.join()
     index.note(mask, (1, 2, 3), 0.0)
@@ -128,7 +128,7 @@ def test_no_replica_can_fill_the_index() -> None:
     assert not index.told(mask, 10**6)
 
 
-def test_where_room_is_short_guesses_go_before_what_is_known() -> None:
+def test_guesses_are_evicted_before_reported_blocks() -> None:
     index = PrefixIndex(pairs_max=10)
     mask, other = index.join(), index.join()
     index.tell(mask, range(6), (), 0.0, reset=True)
@@ -140,7 +140,7 @@ def test_where_room_is_short_guesses_go_before_what_is_known() -> None:
     assert index.depths(tuple(range(20, 28)), [other]) == [8]
 
 
-def test_what_a_lost_replica_reported_is_swept_away_bit_by_bit() -> None:
+def test_reports_of_a_lost_replica_are_removed_incrementally() -> None:
     index = PrefixIndex()
     lost, live = index.join(), index.join()
     index.tell(lost, range(4 * SWEEP_BLOCKS), (), 0.0, reset=True)
@@ -173,7 +173,7 @@ GOOD = BlockNews(7, False, False, (1, HASH_MAX), (0,))
         (BlockNews(7, True, False, (1,) * (CHANGES_MAX + 1)), 3, False),
     ],
 )
-def test_a_report_is_believed_only_if_it_makes_sense(news: BlockNews, asked: int, fine: bool) -> None:
+def test_invalid_reports_are_ignored(news: BlockNews, asked: int, fine: bool) -> None:
     assert (not flaw(news, asked)) is fine
 
 
