@@ -1,4 +1,4 @@
-"""Virtual time: what it promises of order, of the end of a run, and of running alike every time."""
+"""Virtual time: ordering, the end of a run, and reproducibility."""
 
 import asyncio
 import contextvars
@@ -89,7 +89,7 @@ def test_timers_run_in_the_order_of_their_times_and_then_of_their_calls(delays: 
     assert ran == sorted(left, key=lambda each: (delays[each[1]], each[1]))
 
 
-def test_what_is_due_at_once_runs_round_by_round() -> None:
+def test_ready_callbacks_run_in_iterations() -> None:
     ran: list[str] = []
 
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_the_wall_clock_is_virtual_and_identifiers_follow_from_the_seed() -> Non
 # --- the end
 
 
-def test_waiting_for_nothing_is_told_at_once_and_where() -> None:
+def test_deadlock_is_reported_at_once_with_its_place() -> None:
     async def wait_for_nobody(event: asyncio.Event) -> None:
         await event.wait()
 
@@ -168,13 +168,13 @@ def test_waiting_for_nothing_is_told_at_once_and_where() -> None:
         simulate(main)
     first, second = caught.value.waiting
     assert first.startswith(
-        "Task-1: test_waiting_for_nothing_is_told_at_once_and_where.<locals>.main > TaskGroup.__aexit__"
+        "Task-1: test_deadlock_is_reported_at_once_with_its_place.<locals>.main > TaskGroup.__aexit__"
     )
     assert second.startswith("the lonely: ")
     assert "wait_for_nobody > Event.wait (locks.py:" in second
 
 
-def test_a_run_that_takes_too_long_ends_with_what_it_waits_for() -> None:
+def test_run_over_the_time_limit_ends_with_what_it_waits_for() -> None:
     async def main() -> None:
         while True:
             await asyncio.sleep(7)
@@ -183,7 +183,7 @@ def test_a_run_that_takes_too_long_ends_with_what_it_waits_for() -> None:
         simulate(main, 60)
 
 
-def test_a_circle_in_which_no_time_passes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_livelock_without_progress_of_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUNDS_MAX", 1000)
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def _break() -> None:
     raise LookupError("in a callback")
 
 
-def test_whatever_nobody_handles_ends_the_run_and_is_raised() -> None:
+def test_unhandled_exception_ends_the_run_and_is_raised() -> None:
     async def by_callback() -> None:
         asyncio.get_running_loop().call_later(3, _break)
         await elapse(DAY_S)
@@ -242,7 +242,7 @@ def test_whatever_nobody_handles_ends_the_run_and_is_raised() -> None:
         simulate(by_main)
 
 
-def test_a_task_that_failed_unheard_is_found_even_in_a_circle_of_references() -> None:
+def test_unretrieved_task_exception_is_found_even_in_a_reference_cycle() -> None:
     async def main() -> None:
         task = asyncio.get_running_loop().create_task(_broken())
         task.circle = task  # type: ignore[attr-defined]
@@ -374,7 +374,7 @@ def test_an_interrupt_gets_through_and_leaves_nothing_behind() -> None:
         simulate(main)
 
 
-def test_what_is_given_to_a_thread_takes_no_time() -> None:
+def test_work_in_a_thread_takes_no_virtual_time() -> None:
     async def main() -> tuple[int, float]:
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 // 0)
@@ -383,7 +383,7 @@ def test_what_is_given_to_a_thread_takes_no_time() -> None:
     assert simulate(main) == (3, 0.0)
 
 
-def test_what_is_not_simulated_says_so() -> None:
+def test_unsimulated_features_raise() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(RuntimeError, match="no signals"):
@@ -439,7 +439,7 @@ def digest() -> str:
     return str(simulate(_jumble))
 
 
-def test_everything_repeats_itself_in_one_process() -> None:
+def test_runs_are_reproducible_in_one_process() -> None:
     kept = []
     for _ in range(REPEATS):
         kept.append((digest(), [object() for _ in range(997)]))  # other tasks get other addresses
@@ -447,7 +447,7 @@ def test_everything_repeats_itself_in_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_everything_repeats_itself_in_other_processes_with_other_hashes() -> None:
+def test_runs_are_reproducible_across_processes_and_hash_seeds() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Waiting in tests on virtual time, where it costs none."""
+"""Waiting in tests on virtual time, where it takes no real time."""
 
 import asyncio
 

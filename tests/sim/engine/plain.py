@@ -1,4 +1,4 @@
-"""The same replica the plain way: every step is looked at, and everything is worked out anew."""
+"""A naive replica: every step is simulated, and everything is recalculated."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The errors of the engine model that are published are those that come out."""
+"""The published errors of the engine model are reproduced."""
 
 from statistics import fmean, median
 
@@ -32,7 +32,7 @@ def vllm(gpu: str, gpus: int) -> list[Point]:
     return [p for p in points() if (p.engine, p.model, p.gpu, p.gpus) == ("vllm", "70B", gpu, gpus)]
 
 
-def test_the_errors_are_those_that_are_published() -> None:
+def test_published_errors_are_reproduced() -> None:
     errors = calibration.errors()
 
     assert len(errors) == 3 * len(SUBSETS)
@@ -53,7 +53,7 @@ def test_more_gpus_are_a_little_slower_than_predicted(gpu: str, ratios: list[flo
     assert [round(each, 2) for each in medians] == ratios
 
 
-def test_what_does_not_fit_the_kv_cache_waits_as_it_was_measured() -> None:
+def test_queueing_for_the_kv_cache_matches_the_measurement() -> None:
     full = [p for p in vllm("h100_sxm", 2) if p.ttft_s > 5.0]
 
     assert len(full) == 3
@@ -63,7 +63,7 @@ def test_what_does_not_fit_the_kv_cache_waits_as_it_was_measured() -> None:
         assert times.ttft_s == pytest.approx(point.ttft_s, rel=0.55)
 
 
-def test_a_precision_that_is_not_stated_is_told_by_its_errors() -> None:
+def test_error_of_a_wrong_assumption_of_precision_is_published() -> None:
     unstated = [p for p in points() if p.precision == "bf16"]
 
     off = [abs(formula_tpot_s(p._replace(precision="fp8")) / p.tpot_s - 1) for p in unstated]

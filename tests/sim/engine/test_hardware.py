@@ -1,4 +1,4 @@
-"""What is known of hardware: figures that were worked out elsewhere come out here too."""
+"""Hardware data: figures calculated elsewhere are reproduced here."""
 
 import json
 from importlib import resources
@@ -31,7 +31,7 @@ WORK: st.SearchStrategy[Work] = st.tuples(st.integers(1, 100_000), st.floats(0.0
         (("h200_sxm", "70B", 8, "fp8"), (7.25, 9.32, 11.33), (28_355, 30_693), 3050),
     ],
 )
-def test_a_row_is_near_the_latencies_that_it_was_fitted_to(
+def test_row_is_close_to_the_latencies_it_was_fitted_to(
     of: tuple[str, str, int, str],
     decode_ms: tuple[float, ...],
     prefill_tokens_per_s: tuple[int, int],
@@ -48,12 +48,12 @@ def test_a_row_is_near_the_latencies_that_it_was_fitted_to(
     assert row.kv_tokens // 1000 == pytest.approx(kv_ktokens, abs=1)
 
 
-def test_a_row_that_is_not_known_lists_those_that_are() -> None:
+def test_unknown_row_error_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"known for h100_sxm/70B/tp1/fp8; known: .*h100_sxm/70B/tp2/fp8, "):
         hardware("h100_sxm", "70B", 1, "fp8")
 
 
-def test_the_data_says_where_it_comes_from() -> None:
+def test_data_names_its_sources() -> None:
     data = resources.files("forebay.sim.engine") / "data"
 
     assert len(rows()) == len(json.loads((data / "steps.json").read_text())["rows"]) == 17
@@ -72,14 +72,14 @@ def test_more_work_never_takes_less_time(row: Hardware, work: Work, more: int) -
 
 
 @given(ROWS, WORK, st.sampled_from([0.8, 1.25]))
-def test_a_scale_is_of_the_whole_step(row: Hardware, work: Work, factor: float) -> None:
+def test_scale_applies_to_the_whole_step(row: Hardware, work: Work, factor: float) -> None:
     scaled = row.scaled(factor)
 
     assert scaled.step.step_s(*work) == pytest.approx(factor * row.step.step_s(*work))
     assert (scaled.name, scaled.kv_tokens) == (row.name, row.kv_tokens)
 
 
-def test_the_formula_is_what_is_written_of_it() -> None:
+def test_formula_matches_its_documentation() -> None:
     step = StepTime(1.0, 3.0, 2.0, 2.0, 5.0, 7.0, 11.0)
 
     assert step.step_s(2, 10.0, 100, 1000) == 1.0 + 5.0 + 50.0 + 700.0 + 11000.0
@@ -94,7 +94,7 @@ def test_the_formula_is_what_is_written_of_it() -> None:
         (Start.COLD, (230, 310), (290, 310)),
     ],
 )
-def test_a_start_takes_as_long_as_its_class_says(
+def test_start_time_follows_from_the_class(
     start: Start, seconds_8b: tuple[int, int], seconds_70b: tuple[int, int]
 ) -> None:
     low, high = seconds_8b

@@ -1,4 +1,4 @@
-"""One replica of an engine: beside a plain one that looks at every step, and by what must always hold."""
+"""One simulated replica: compared with a naive one that simulates every step, and its invariants."""
 
 import math
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def same(one: list[Happened], other: list[Happened]) -> None:
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
-def test_every_token_comes_when_a_plain_scheduler_makes_it(acts: list[Act], sizes: Sizes) -> None:
+def test_token_times_equal_those_of_a_naive_scheduler(acts: list[Act], sizes: Sizes) -> None:
     replica, happened = told(acts, sizes, each_token=True)
     plain = plainly(acts, sizes)
 
@@ -127,7 +127,7 @@ def test_every_token_comes_when_a_plain_scheduler_makes_it(acts: list[Act], size
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
-def test_leaping_over_steps_changes_nothing(acts: list[Act], sizes: Sizes) -> None:
+def test_skipping_over_steps_changes_nothing(acts: list[Act], sizes: Sizes) -> None:
     leaping, happened = told(acts, sizes, each_token=False)
     stepping, all_happened = told(acts, sizes, each_token=True)
 
@@ -138,7 +138,7 @@ def test_leaping_over_steps_changes_nothing(acts: list[Act], sizes: Sizes) -> No
 
 
 @given(ACTS, SIZES)
-def test_it_matters_to_nobody_how_often_it_is_looked_at(acts: list[Act], sizes: Sizes) -> None:
+def test_results_are_independent_of_how_often_it_is_polled(acts: list[Act], sizes: Sizes) -> None:
     seldom = Replica(SMALL, **sizes)
     for _ in played(seldom, acts):
         pass
@@ -151,7 +151,7 @@ def test_it_matters_to_nobody_how_often_it_is_looked_at(acts: list[Act], sizes: 
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
-def test_what_it_says_of_itself_is_what_a_plain_one_counts(acts: list[Act], sizes: Sizes) -> None:
+def test_load_reports_equal_those_of_a_naive_replica(acts: list[Act], sizes: Sizes) -> None:
     replica, plain = Replica(SMALL, **sizes), PlainReplica(SMALL, **sizes)
     held: set[int] = set()
 
@@ -200,7 +200,7 @@ def test_nothing_is_lost_and_nothing_is_left_over(acts: list[Act], sizes: Sizes,
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9), st.lists(st.integers(0, 3), max_size=9)), max_size=9)
 )
-def test_ids_that_are_no_chain_do_no_harm(prompts: list[tuple[int, int, list[int]]]) -> None:
+def test_block_ids_without_a_chain_are_handled(prompts: list[tuple[int, int, list[int]]]) -> None:
     replica = Replica(SMALL, block_tokens=BLOCK, sequences_max=3, step_tokens_max=8, kv_tokens=40)
     for id, (prompt, output, ids) in enumerate(prompts):
         replica.offer(Job(id, prompt, output, tuple(ids)), id * 0.01)
@@ -217,7 +217,7 @@ def test_ids_that_are_no_chain_do_no_harm(prompts: list[tuple[int, int, list[int
     assert replica.kv_used_tokens == 0
 
 
-def test_a_prompt_alone_takes_the_steps_of_the_formula() -> None:
+def test_single_prompt_takes_the_steps_of_the_formula() -> None:
     replica = Replica(H100, step_tokens_max=2048)
     step_s = H100.step.step_s
 
@@ -246,7 +246,7 @@ def test_the_second_of_two_equal_prompts_reads_only_its_last_token() -> None:
     assert replica.news() is None
 
 
-def test_a_faster_replica_is_faster_by_just_so_much() -> None:
+def test_speed_factor_scales_times_exactly() -> None:
     times = []
     for row, speed in ((H100, 1.0), (H100, 2.0), (H100.scaled(0.5), 1.0)):
         replica = Replica(row, speed=speed)
@@ -278,7 +278,7 @@ def begun(replica: Replica, id: int, now: float) -> float:
         ([Job(1, 20_000, 500, tuple(range(39)))], 20_100, tuple(range(39))),
     ],
 )
-def test_an_oracle_is_told_about_when_a_first_token_would_come(
+def test_first_token_time_is_predicted_for_the_oracle(
     before: list[Job], prompt: int, blocks: tuple[int, ...], speed: float
 ) -> None:
     replica, now = Replica(H100, speed=speed), 0.3 / speed
@@ -291,7 +291,7 @@ def test_an_oracle_is_told_about_when_a_first_token_would_come(
     assert 0 < alone <= said
 
 
-def test_an_oracle_is_told_how_long_a_step_with_one_more_would_take() -> None:
+def test_step_time_with_one_more_request_is_predicted_for_the_oracle() -> None:
     replica = Replica(H100, speed=2.0)
     replica.offer(Job(1, 100, 50), 0.0)
     replica.advance(replica.next_at)
@@ -307,7 +307,7 @@ def test_a_step_full_of_decodes_still_says_how_long_reading_would_take() -> None
     assert replica.read_s(3, ()) == pytest.approx(3 * H100.step.step_s(2, 1.5, 2, 1))
 
 
-def test_a_stalled_replica_stands_still() -> None:
+def test_stalled_replica_makes_no_progress() -> None:
     replica, other = Replica(H100), Replica(H100)
     for each in (replica, other):
         each.offer(Job(1, 4000, 200), 0.0)
@@ -332,7 +332,7 @@ def test_a_stalled_replica_stands_still() -> None:
         (Job(2, 90, 12), "holds 100"),
     ],
 )
-def test_a_job_that_cannot_be_is_refused(job: Job, text: str) -> None:
+def test_invalid_job_is_rejected(job: Job, text: str) -> None:
     replica = Replica(H100, kv_tokens=100)
     replica.offer(Job(1, 90, 11), 0.0)
 

@@ -1,4 +1,4 @@
-"""Fleets through short loads: nothing is lost, the same comes of the same, and replays agree."""
+"""Fleets under short loads: nothing is lost, results are deterministic, and they agree with replays."""
 
 from dataclasses import astuple
 
@@ -44,7 +44,7 @@ class Seen:
         return self.replicas
 
 
-def test_a_fleet_with_room_answers_all_within_the_promise() -> None:
+def test_fleet_with_spare_capacity_meets_the_objective() -> None:
     story = Fleet(load(2.0), PLAIN, None, start_s=100.0, begin=2).run()
     assert story.attainment == 1.0
     assert (story.arrivals, story.good, story.open) == (120.0, 120.0, 0.0)
@@ -52,7 +52,7 @@ def test_a_fleet_with_room_answers_all_within_the_promise() -> None:
     assert (story.ready, story.started) == ([2] * 12, 0)
 
 
-def test_too_few_replicas_make_requests_wait_and_who_waits_too_long_is_refused() -> None:
+def test_requests_queue_for_too_few_replicas_and_time_out() -> None:
     story = Fleet(load(8.0, ticks=60), PLAIN, None, start_s=100.0).run()
     assert story.refused > 0
     assert story.attainment < 0.1
@@ -60,7 +60,7 @@ def test_too_few_replicas_make_requests_wait_and_who_waits_too_long_is_refused()
     assert story.open <= 8.0 * (QUEUE_S + 5.0)
 
 
-def test_replicas_serve_when_they_have_started_and_cost_from_the_order_on() -> None:
+def test_replicas_serve_once_started_and_cost_from_their_order() -> None:
     story = Fleet(load(2.0, ticks=60), PLAIN, Seen(3), start_s=100.0, begin=1).run()
     assert story.ready[0] == 1
     assert story.ready[-1] == 3
@@ -70,13 +70,13 @@ def test_replicas_serve_when_they_have_started_and_cost_from_the_order_on() -> N
     assert story.started == 2
 
 
-def test_a_fleet_of_none_lets_requests_wait_until_there_is_one() -> None:
+def test_requests_wait_for_the_first_replica_of_an_empty_fleet() -> None:
     story = Fleet(load(0.5), PLAIN, None, start_s=100.0, begin=0).run()
     assert story.good == story.late == 0.0
     assert story.open + story.refused == pytest.approx(story.arrivals)
 
 
-def test_what_dies_is_started_anew() -> None:
+def test_crashed_replica_is_restarted() -> None:
     calm = Fleet(load(2.0, ticks=60), PLAIN, None, start_s=100.0, begin=2).run()
     story = Fleet(load(2.0, ticks=60), PLAIN, None, start_s=100.0, begin=2, weather=Weather(failures_s=(50.0,))).run()
     assert min(story.ready) == 1
@@ -93,7 +93,7 @@ def test_late_answers_are_seen_even_where_there_is_less_than_one_in_a_tick() -> 
     assert told == pytest.approx(story.late, abs=1.0)
 
 
-def test_who_decides_sees_the_fleet_and_nothing_in_an_outage() -> None:
+def test_policy_sees_the_fleet_except_during_an_outage() -> None:
     seen = Seen(3)
     Fleet(load(8.0, ticks=24), PLAIN, seen, start_s=100.0, begin=2, weather=Weather(outages=((10.0, 20.0),))).run()
     assert [at for at, each in enumerate(seen.readings) if each is None] == [2, 3]
@@ -110,7 +110,7 @@ def test_who_decides_sees_the_fleet_and_nothing_in_an_outage() -> None:
     assert 90.0 < last.cold_start_s < 160.0
 
 
-def test_fewer_replicas_go_at_once_and_those_that_start_go_first() -> None:
+def test_scale_in_is_immediate_and_removes_starting_replicas_first() -> None:
     story = Fleet(load(1.0), PLAIN, Planned([2, 4, 3, 1, 1, 3]), start_s=1000.0, begin=2).run()
     assert story.ready == [2, 2, 2, *[1] * 9]
     assert story.wanted == [4, 3, 1, 1, *[3] * 8]
@@ -144,7 +144,7 @@ def test_the_same_comes_of_the_same_and_the_real_decisions_keep_up_with_a_climb(
     assert stories[0].ready[-1] >= 4
 
 
-def test_the_peak_is_the_fewest_that_keep_the_promise() -> None:
+def test_peak_is_the_smallest_fleet_that_meets_the_objective() -> None:
     climb = load(1.0, 4.0, 7.0)
     found = peak(climb, PLAIN)
     assert [
@@ -230,5 +230,5 @@ def test_a_fleet_agrees_with_a_replay_of_the_same_requests(monkeypatch: pytest.M
         assert fleet.attainment == pytest.approx(replayed, abs=0.03), rate
 
 
-def test_a_part_of_a_load_is_a_load() -> None:
+def test_slice_of_a_load_is_a_load() -> None:
     assert part(load(1.0, 2.0), 11, 13).arrivals == [5.0, 10.0]

@@ -1,4 +1,4 @@
-"""Who sizes a fleet, by name: what is read, what follows of the description, and what plans are worth."""
+"""Fleet sizing policies by name: parsing, effect of the description, and quality of plans."""
 
 import re
 from random import Random
@@ -39,7 +39,7 @@ def test_every_name_is_read(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "wish"), [("static@12", Wish(STATIC, 12)), ("hpa@0.7", Wish("hpa", 0.7)), ("apa@1e3", Wish("apa", 1000))]
 )
-def test_a_number_may_stand_behind_a_name(text: str, wish: Wish) -> None:
+def test_name_may_have_a_number(text: str, wish: Wish) -> None:
     assert read(text) == wish
 
 
@@ -58,7 +58,7 @@ def test_a_number_may_stand_behind_a_name(text: str, wish: Wish) -> None:
         ("apa@nan", "apa@TARGET with more than 0"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_allowed(text: str, says: str) -> None:
+def test_unknown_name_is_rejected_with_the_allowed_ones(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         read(text)
 
@@ -88,7 +88,7 @@ def test_a_policy_is_that_of_the_product_with_the_bounds_of_the_description() ->
         (SimCluster(replicas=5), "static@7", 7, False),
     ],
 )
-def test_a_fleet_begins_with_what_the_description_says_within_its_bounds(
+def test_initial_size_follows_the_description_within_bounds(
     cluster: SimCluster, name: str, begin: int, on_demand: bool
 ) -> None:
     found = sizing(name, cluster, EMPTY)

@@ -1,4 +1,4 @@
-"""Whole clusters with faults: every seed keeps every rule, and does the same whenever it is run."""
+"""Whole clusters with faults: every seed keeps every rule and is reproducible."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_a_cluster_with_faults_keeps_every_rule(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_without_faults_no_client_is_cut_off_or_refused() -> None:
+def test_without_faults_no_client_is_disconnected_or_rejected() -> None:
     for seed in range(5):
         verdict = chaos(seed, faults=False)
         assert verdict.ok, "\n".join(verdict.violations)
@@ -34,12 +34,12 @@ def test_without_faults_no_client_is_cut_off_or_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_does_the_same_again_and_again() -> None:
+def test_seed_is_reproducible() -> None:
     assert len({chaos(REPEATED).digest for _ in range(REPEATS)}) == 1
 
 
 @pytest.mark.slow
-def test_a_seed_does_the_same_in_every_process() -> None:
+def test_seed_is_reproducible_across_processes() -> None:
     call = (sys.executable, "-c", DIGEST.format(seed=REPEATED))
     digests = set()
     for number in range(PROCESSES):
@@ -49,5 +49,5 @@ def test_a_seed_does_the_same_in_every_process() -> None:
 
 
 @pytest.mark.slow
-def test_seeds_differ() -> None:
+def test_seeds_give_different_runs() -> None:
     assert len({chaos(seed, faults=False).digest for seed in range(3)}) == 3

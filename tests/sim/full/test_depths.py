@@ -1,4 +1,4 @@
-"""The policy depth leaves out listeners, polling and every byte in between: what is decided is the same."""
+"""The policy depth leaves out listeners, polling and bytes on the wire: the decisions are the same."""
 
 from itertools import count
 from random import Random

@@ -1,4 +1,4 @@
-"""What is made of workloads: the same requests at other times, or fewer; and what columns keep of requests."""
+"""Transformed workloads: same requests at other times, or fewer; and the columns kept of requests."""
 
 from random import Random
 
@@ -26,7 +26,7 @@ workloads = st.lists(rows, max_size=30).map(
 
 
 @given(st.lists(rows, max_size=30), st.slices(30))
-def test_columns_are_the_requests_they_were_made_of(found: list[Arrival], part: slice) -> None:
+def test_columns_equal_their_requests(found: list[Arrival], part: slice) -> None:
     made = columns(found)
 
     assert list(made) == found == [made[place] for place in range(len(made))]
@@ -36,20 +36,20 @@ def test_columns_are_the_requests_they_were_made_of(found: list[Arrival], part: 
 
 
 @given(workloads, st.floats(0.1, 10))
-def test_faster_divides_times_and_leaves_the_rest(workload: Workload, speed: float) -> None:
+def test_speedup_divides_times_only(workload: Workload, speed: float) -> None:
     quick = faster(workload, speed)
 
     assert list(quick.arrivals) == [arrival._replace(at_s=arrival.at_s / speed) for arrival in workload.arrivals]
 
 
-def test_no_speed_is_not_above_zero() -> None:
+def test_speed_must_be_above_zero() -> None:
     for speed in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="must be above 0"):
             faster(Workload("w", ()), speed)
 
 
 @given(workloads, st.integers(0, 100), st.integers(0, 100))
-def test_a_part_counts_time_from_its_beginning(workload: Workload, from_s: int, to_s: int) -> None:
+def test_slice_starts_at_time_zero(workload: Workload, from_s: int, to_s: int) -> None:
     part = between(workload, from_s, to_s)
 
     assert list(part.arrivals) == [
@@ -92,7 +92,7 @@ def test_figures_of_a_workload_that_can_be_counted_by_hand() -> None:
     assert figures[-2:] == (1924 / 4000, 2)
 
 
-def test_figures_where_there_is_little_to_say() -> None:
+def test_figures_of_tiny_workloads() -> None:
     one = describe(Workload("w", (Arrival(0.0, 7, 3),)))
 
     assert one == (1, 0.0, 0.0, 0.0, (7, 7, 7), (3, 3, 3), None, 0)

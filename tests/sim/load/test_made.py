@@ -1,4 +1,4 @@
-"""Made workloads are what their names promise."""
+"""Synthetic workloads have the properties that their names promise."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -40,7 +40,7 @@ def test_chance_and_bursts_have_the_rate_and_variation_asked_for() -> None:
     assert even.prompt_tokens.p50 == pytest.approx(1_000, rel=0.05)
 
 
-def test_a_hot_prefix_is_shared_by_most_and_by_nobody_else() -> None:
+def test_hot_prefix_is_shared_by_most_requests_only() -> None:
     workload = hot_prefix(Random(1))
     begins = Counter(arrival.blocks[:16] for arrival in workload.arrivals)
     (hot, most), *others = begins.most_common()

@@ -1,4 +1,4 @@
-"""The traces in the package are what their notes say, and have the figures that were measured of their sources."""
+"""The bundled traces match their notes, and have the figures measured of their sources."""
 
 import gzip
 import hashlib
@@ -92,7 +92,7 @@ def test_the_week_has_the_published_rates_and_prompts_and_the_answers_of_the_cod
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "azure-week"])
-def test_a_seed_makes_one_workload(name: str) -> None:
+def test_workload_is_determined_by_its_seed(name: str) -> None:
     made = workload(name, Random(7))
 
     assert made.name.startswith(name)
@@ -101,7 +101,7 @@ def test_a_seed_makes_one_workload(name: str) -> None:
         assert list(made.arrivals) != list(workload(name, Random(8)).arrivals)
 
 
-def test_what_is_no_name_is_a_file() -> None:
+def test_unknown_name_is_a_file() -> None:
     path = DATA / TRACES["azure"]
 
     assert workload(str(path), Random(1)).name == path.name

@@ -66,7 +66,7 @@ RECORDS = (
         (b"".join(map(frame, RECORDS)), ((), (), ()), ("b", "9", "9")),
     ],
 )
-def test_every_kind_is_told_by_its_content_and_put_in_order(
+def test_every_format_is_detected_by_content_and_sorted(
     tmp_path: Path, content: bytes, blocks: tuple[tuple[int, ...], ...], tenants: tuple[str, ...], packed: bool
 ) -> None:
     path = written(tmp_path, gzip.compress(content) if packed else content)
@@ -79,7 +79,7 @@ def test_every_kind_is_told_by_its_content_and_put_in_order(
     ]
 
 
-def test_rows_of_one_time_stay_in_order(tmp_path: Path) -> None:
+def test_rows_with_equal_times_stay_in_order(tmp_path: Path) -> None:
     rows = "\n".join(f"{at},{number},1" for number, at in enumerate([3, 1, 3, 1, 2], 1))
     read_back = read(written(tmp_path, f"t_s,input_tokens,output_tokens\n{rows}".encode()), Random(1))
 
@@ -113,7 +113,7 @@ def test_a_request_that_was_refused_before_its_model_was_known_is_of_no_other_mo
     assert "left out, without tokens: 1" in found.name
 
 
-def test_records_of_several_models_must_be_told_apart(tmp_path: Path) -> None:
+def test_records_of_several_models_require_a_choice(tmp_path: Path) -> None:
     two = (done(1.0, prompt_tokens=1), done(2.0, model="embed", prompt_tokens=2))
     path = written(tmp_path, b"".join(map(frame, two)))
 
@@ -134,7 +134,7 @@ def test_records_of_several_models_must_be_told_apart(tmp_path: Path) -> None:
         (done(2.0, prompt_tokens=1, completion_tokens=TOKENS_MAX + 1), "tokens outside of 0 to 10,000,000"),
     ],
 )
-def test_a_record_that_cannot_be_is_refused(tmp_path: Path, record: Decision, text: str) -> None:
+def test_invalid_record_is_rejected(tmp_path: Path, record: Decision, text: str) -> None:
     path = written(tmp_path, frame([done(1.0, prompt_tokens=1)]) + frame([record]))
 
     with pytest.raises(BadTrace, match=text):
@@ -175,7 +175,7 @@ def test_requests_that_share_a_tick_are_put_anywhere_in_it_in_their_order(tmp_pa
         ([], 0),
     ],
 )
-def test_a_coarse_clock_is_told_from_its_times(stamps: list[float], expected: int) -> None:
+def test_coarse_clock_is_detected(stamps: list[float], expected: int) -> None:
     assert quantum_ms([float(stamp) for stamp in stamps]) == expected
 
 
@@ -223,9 +223,7 @@ SECONDS_HEADER = b"t_s,input_tokens,output_tokens\n"
         (gzip.compress(b"", mtime=0), "line 0: found nothing"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_file_line_and_what_was_found(
-    tmp_path: Path, content: bytes, text: str
-) -> None:
+def test_unreadable_row_error_names_file_line_and_value(tmp_path: Path, content: bytes, text: str) -> None:
     path = written(tmp_path, content)
 
     with pytest.raises(BadTrace, match=f"^{re.escape(str(path))}(, |: ).*{text}") as caught:
@@ -233,14 +231,14 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_what_was_found(
     assert len(str(caught.value)) < 1000
 
 
-def test_a_file_that_is_not_there_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
+def test_missing_file_and_folder_without_records_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadTrace, match="none: No such file or directory"):
         read(tmp_path / "none", Random(1))
     with pytest.raises(BadTrace, match="it has no requests"):
         read(tmp_path, Random(1))
 
 
-def test_a_trace_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_trace_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "ROWS_MAX", 3)
     monkeypatch.setattr(decisions, "ROWS_MAX", 3)
     table = written(tmp_path, SECONDS_HEADER + b"1,1,1\n" * 3)
@@ -262,7 +260,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.binary(max_size=12), max_size=8).map(b"".join), st.booleans(), st.integers(0, 400))
-def test_garbage_is_read_or_refused(content: bytes, packed: bool, cut: int) -> None:
+def test_garbage_is_read_or_rejected(content: bytes, packed: bool, cut: int) -> None:
     if packed:
         content = gzip.compress(content)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Protocols that write down what they are told, and the three kinds of connections to try them on."""
+"""Protocols that record their callbacks, and the three kinds of connections to test them on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

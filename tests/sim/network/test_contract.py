@@ -1,4 +1,4 @@
-"""One suite for real sockets and simulated ones: protocols are told the same, in the same order."""
+"""One suite for real and simulated sockets: protocols get the same callbacks in the same order."""
 
 import asyncio
 import errno
@@ -179,7 +179,7 @@ SCENARIOS: list[tuple[Callable[[], Awaitable[Told]], str, str]] = [
 
 
 @pytest.mark.parametrize(("scenario", "client", "server"), SCENARIOS, ids=[s.__name__ for s, _, _ in SCENARIOS])
-def test_both_ends_are_told_the_same_everywhere(place: Place, scenario: Scenario, client: str, server: str) -> None:
+def test_callbacks_are_the_same_on_every_network(place: Place, scenario: Scenario, client: str, server: str) -> None:
     assert place(scenario) == (client.split(), server.split())
 
 
@@ -207,7 +207,7 @@ def test_limits_of_the_write_buffer_are_kept(place: Place) -> None:
     assert place(scenario) == (["made", "pause", "resume", "lost"], ["made", "data", "eof", "lost"])
 
 
-def test_who_does_not_listen_refuses_and_a_port_is_had_once(place: Place) -> None:
+def test_closed_port_refuses_and_a_port_is_bound_once(place: Place) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         first = await loop.create_server(End, HOST, 0)
@@ -259,7 +259,7 @@ def test_only_bytes_can_be_written(place: Place) -> None:
     place(scenario)
 
 
-def test_streams_run_on_it(place: Place) -> None:
+def test_asyncio_streams_work(place: Place) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         writer.write(line.upper())

@@ -1,4 +1,4 @@
-"""What lies between nodes and what goes wrong there: delays, cuts, resets, dead processes, hosts that are gone."""
+"""Network faults between nodes: delays, partitions, resets, killed processes, vanished hosts."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ def with_pair(scenario: Callable[[Network, Pair], Awaitable[Any]], network: Netw
     return on(network, main)
 
 
-def test_everything_takes_its_delay_and_connecting_takes_one_there_and_back() -> None:
+def test_bytes_take_the_delay_and_connecting_a_round_trip() -> None:
     network = Network(Random(1))
     network.shape("a", "b", Shape(delay_s=0.1))
 
@@ -123,7 +123,7 @@ def test_chopped_bytes_come_in_pieces_of_many_sizes() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [("a", "b"), ("a", ANY), (ANY, "a"), (ANY, ANY)])
-def test_a_cut_lets_nothing_through_and_mending_it_all_that_was_sent(a: str, b: str) -> None:
+def test_partition_delivers_nothing_until_it_heals(a: str, b: str) -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.cut(a, b)
         pair.client.transport.write(b"lost?")
@@ -140,7 +140,7 @@ def test_a_cut_lets_nothing_through_and_mending_it_all_that_was_sent(a: str, b: 
     with_pair(scenario)
 
 
-def test_a_cut_in_one_direction_leaves_the_other() -> None:
+def test_one_way_partition_leaves_the_other_direction() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.cut("a", "b", both=False)
         pair.client.transport.write(b"unheard")
@@ -157,7 +157,7 @@ def test_a_cut_in_one_direction_leaves_the_other() -> None:
     with_pair(scenario)
 
 
-def test_what_a_cut_holds_back_fills_the_window_and_then_the_buffer_of_the_sender() -> None:
+def test_partition_fills_the_window_and_then_the_send_buffer() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.cut("b")
         pair.client.transport.write(b"x" * 1_000_000)
@@ -171,7 +171,7 @@ def test_what_a_cut_holds_back_fills_the_window_and_then_the_buffer_of_the_sende
     with_pair(scenario)
 
 
-def test_a_rule_for_every_node_does_not_cut_a_node_from_itself() -> None:
+def test_partition_of_all_nodes_does_not_affect_loopback() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.cut("b")
         with network.node("b"):
@@ -182,7 +182,7 @@ def test_a_rule_for_every_node_does_not_cut_a_node_from_itself() -> None:
     with_pair(scenario)
 
 
-def test_a_reset_ends_both_sides_and_loses_what_is_under_way() -> None:
+def test_reset_ends_both_sides_and_loses_bytes_in_flight() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.shape(ANY, ANY, Shape(delay_s=1))
         pair.client.transport.write(b"under way")
@@ -236,7 +236,7 @@ def test_a_reset_under_bytes_that_wait_to_be_sent_is_noticed_at_once() -> None:
     with_pair(scenario)
 
 
-def test_a_reset_that_is_sent_into_a_cut_is_lost() -> None:
+def test_reset_into_a_partition_is_lost() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         pair.client.transport.pause_reading()
         pair.server.transport.write(b"unread")
@@ -256,7 +256,7 @@ def test_a_reset_that_is_sent_into_a_cut_is_lost() -> None:
     with_pair(scenario)
 
 
-def test_a_killed_process_is_taken_leave_of_by_its_kernel() -> None:
+def test_kernel_closes_connections_of_a_killed_process() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.kill("b")
         await elapse(1)
@@ -291,7 +291,7 @@ def test_a_process_killed_over_unread_bytes_resets_its_connections() -> None:
     with_pair(scenario)
 
 
-def test_a_host_that_is_gone_says_nothing_until_it_is_back() -> None:
+def test_vanished_host_is_silent_until_it_is_back() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.vanish("b")
         pair.client.transport.write(b"x")
@@ -311,7 +311,7 @@ def test_a_host_that_is_gone_says_nothing_until_it_is_back() -> None:
     with_pair(scenario)
 
 
-def test_who_refuses_keeps_what_is_open_and_can_change_its_mind() -> None:
+def test_refusing_host_keeps_open_connections_and_can_accept_again() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         loop = asyncio.get_running_loop()
         network.shape("a", "b", Shape(delay_s=1))
@@ -331,7 +331,7 @@ def test_who_refuses_keeps_what_is_open_and_can_change_its_mind() -> None:
     with_pair(scenario)
 
 
-def test_connecting_through_a_cut_succeeds_when_it_is_mended_in_time() -> None:
+def test_connecting_through_a_partition_succeeds_if_it_heals_in_time() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         loop = asyncio.get_running_loop()
         network.cut("a", both=False)
@@ -343,7 +343,7 @@ def test_connecting_through_a_cut_succeeds_when_it_is_mended_in_time() -> None:
     with_pair(scenario)
 
 
-def test_who_gives_up_connecting_leaves_nothing_behind() -> None:
+def test_abandoned_connection_attempt_leaves_nothing_behind() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         network.shape("c", "b", Shape(delay_s=1))
         with network.node("c"), pytest.raises(TimeoutError):
@@ -355,7 +355,7 @@ def test_who_gives_up_connecting_leaves_nothing_behind() -> None:
     with_pair(scenario)
 
 
-def test_a_process_that_is_killed_while_it_accepts_hears_of_nothing() -> None:
+def test_process_killed_during_accept_gets_no_callbacks() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         loop = asyncio.get_running_loop()
         network.shape("a", "b", Shape(delay_s=1))
@@ -378,7 +378,7 @@ def test_a_process_that_is_killed_while_it_accepts_hears_of_nothing() -> None:
     with_pair(scenario)
 
 
-def test_a_reset_cannot_answer_through_a_cut() -> None:
+def test_reset_in_reply_to_data_does_not_cross_a_partition() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         pair.server.transport.abort()
         await elapse(1)

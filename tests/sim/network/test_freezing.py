@@ -1,4 +1,4 @@
-"""A process that is stopped does nothing, and goes on later as if nothing had happened, but for the clock."""
+"""A stopped process does nothing, and later continues as if nothing had happened, except for the clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -54,7 +54,7 @@ def test_what_was_due_meanwhile_is_done_once_when_it_goes_on_and_others_notice_n
     assert with_two(scenario) == {"a": [0.0, 1.0, 4.5, 5.5], "b": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
 
 
-def test_two_may_be_stopped_and_go_on_one_by_one() -> None:
+def test_two_stopped_processes_continue_independently() -> None:
     async def scenario(network: Network, told: dict[str, list[float]], tasks: object) -> dict[str, list[float]]:
         await elapse(0.5)
         network.freeze("a")
@@ -70,7 +70,7 @@ def test_two_may_be_stopped_and_go_on_one_by_one() -> None:
     assert with_two(scenario) == {"a": [0.0, 2.6], "b": [0.0, 2.5]}
 
 
-def test_one_that_is_killed_while_it_is_stopped_ends() -> None:
+def test_stopped_process_can_be_killed() -> None:
     async def scenario(network: Network, told: dict[str, list[float]], tasks: dict[str, asyncio.Task[None]]) -> bool:
         network.freeze("a")
         await elapse(2.0)
@@ -84,7 +84,7 @@ def test_one_that_is_killed_while_it_is_stopped_ends() -> None:
     assert with_two(scenario) is True
 
 
-def test_to_let_go_on_what_was_not_stopped_changes_nothing() -> None:
+def test_continuing_a_running_process_changes_nothing() -> None:
     async def scenario(network: Network, told: dict[str, list[float]], tasks: object) -> dict[str, list[float]]:
         network.thaw("a")
         await elapse(1.5)
@@ -93,7 +93,7 @@ def test_to_let_go_on_what_was_not_stopped_changes_nothing() -> None:
     assert with_two(scenario) == {"a": [0.0, 1.0], "b": [0.0, 1.0]}
 
 
-def test_its_connections_stay_and_who_asks_it_waits() -> None:
+def test_stopped_process_keeps_connections_and_clients_wait() -> None:
     network = Network(Random(1))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ def test_its_connections_stay_and_who_asks_it_waits() -> None:
     assert told == ["made", "data", "lost"]
 
 
-def test_who_is_cancelled_while_connecting_leaves_no_connection_behind() -> None:
+def test_cancelled_connect_leaves_no_connection_behind() -> None:
     network = Network(Random(1))
 
     async def main() -> list[int]:

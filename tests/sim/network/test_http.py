@@ -1,4 +1,4 @@
-"""The product's own HTTP server and client over the simulated network: nothing of them knows that it is simulated."""
+"""The real HTTP server and client over the simulated network, unmodified."""
 
 import asyncio
 import hashlib
@@ -83,7 +83,7 @@ def test_requests_are_answered_over_one_connection_that_is_kept(chop: bool) -> N
     on(network, main)
 
 
-def test_a_stream_is_slowed_down_by_who_reads_it() -> None:
+def test_slow_reader_slows_down_the_stream() -> None:
     network, stream = Network(Random(2)), Stream()
 
     async def main() -> None:
@@ -107,7 +107,7 @@ def test_a_stream_is_slowed_down_by_who_reads_it() -> None:
     on(network, main)
 
 
-def test_a_server_hears_that_its_client_is_gone() -> None:
+def test_server_notices_a_client_disconnect() -> None:
     network, stream = Network(Random(2)), Stream()
     network.shape("a", "b", Shape(delay_s=0.5))
 
@@ -124,7 +124,7 @@ def test_a_server_hears_that_its_client_is_gone() -> None:
     on(network, main)
 
 
-def test_a_server_drains_what_it_has_begun_and_takes_nothing_more() -> None:
+def test_drain_finishes_started_requests_and_accepts_no_more() -> None:
     network, stream = Network(Random(2)), Stream()
 
     async def main() -> None:
@@ -149,7 +149,7 @@ def test_a_server_drains_what_it_has_begun_and_takes_nothing_more() -> None:
         (lambda network: network.kill("b"), "The connection was closed before the answer was complete."),
     ],
 )
-def test_a_client_hears_that_its_answer_breaks_off(fault: Callable[[Network], None], text: str) -> None:
+def test_client_notices_a_truncated_response(fault: Callable[[Network], None], text: str) -> None:
     network, stream = Network(Random(2)), Stream()
 
     async def main() -> None:
@@ -258,7 +258,7 @@ def digest(seed: int = 1) -> str:
     return str(on(network, lambda: _traffic(network)))
 
 
-def test_traffic_repeats_itself_in_one_process() -> None:
+def test_traffic_is_reproducible_in_one_process() -> None:
     kept = []
     for _ in range(REPEATS):
         kept.append((digest(), [object() for _ in range(997)]))  # other objects get other addresses
@@ -267,7 +267,7 @@ def test_traffic_repeats_itself_in_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_traffic_repeats_itself_in_other_processes_with_other_hashes() -> None:
+def test_traffic_is_reproducible_across_processes_and_hash_seeds() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {
         subprocess.run(
@@ -282,7 +282,7 @@ def test_traffic_repeats_itself_in_other_processes_with_other_hashes() -> None:
 
 
 @pytest.mark.parametrize("ends", [lambda server: None, HttpServer.close])
-def test_connections_that_end_together_end_in_the_order_in_which_they_came(
+def test_simultaneous_disconnects_are_in_connection_order(
     ends: Callable[[HttpServer], None],
 ) -> None:
     network = Network(Random(2))

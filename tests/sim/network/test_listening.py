@@ -1,4 +1,4 @@
-"""Who listens on the simulated network, who gets a connection, and which node is whose."""
+"""Listeners on the simulated network, distribution of connections, and the node of each callback."""
 
 import asyncio
 from functools import partial
@@ -14,7 +14,7 @@ from forebay.sim.network.network import Network
 from forebay.sim.network.transport import Transport
 
 
-def test_free_ports_come_in_turn_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_sequential_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "FREE_PORTS", range(5000, 5003))
 
     async def main() -> None:
@@ -62,7 +62,7 @@ def test_listeners_of_one_port_share_the_connections() -> None:
     on(network, main)
 
 
-def test_a_host_of_its_own_has_its_own_ports() -> None:
+def test_every_host_has_its_own_ports() -> None:
     network = Network(Random(1))
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_what_runs_on_a_node_is_that_node_with_all_that_comes_of_it() -> None:
     assert sorted(nodes) == ["client", "server-8100", "server-8100", "server-8101"]
 
 
-def test_what_is_not_simulated_is_refused() -> None:
+def test_unsimulated_features_raise() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"sock": object()}

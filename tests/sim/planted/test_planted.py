@@ -1,4 +1,4 @@
-"""Mistakes planted into the product, one at a time: the rules of a simulated cluster find each within a few seeds."""
+"""Faults planted into the product, one at a time: the rules of a simulated cluster find each within a few seeds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -209,7 +209,7 @@ PLANTED: dict[Plant, Iterable[str]] = {
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_mistake_is_found_within_a_few_seeds(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_found_within_a_few_seeds(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
         with monkeypatch.context() as patch:
             plant(patch)

@@ -1,4 +1,4 @@
-"""Mistakes planted into the change of leaders and of the number of replicas: the rules find each in a few seeds."""
+"""Faults planted into leader election and scaling, one at a time: the rules find each within a few seeds."""
 
 from collections.abc import Callable
 from random import Random
@@ -66,7 +66,7 @@ PLANTED: dict[Plant, tuple[list[int], str]] = {
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_mistake_is_found_within_a_few_seeds(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_leader_fault_is_found_within_a_few_seeds(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds, rule = PLANTED[plant]
     for seed in seeds:
         with monkeypatch.context() as patch:

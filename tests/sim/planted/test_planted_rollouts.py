@@ -1,4 +1,4 @@
-"""Mistakes planted into rollouts, one at a time: the rules of a simulated cluster find each within a few seeds."""
+"""Faults planted into rollouts, one at a time: the rules of a simulated cluster find each within a few seeds."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,9 +96,7 @@ PLANTED: dict[Plant, str] = {
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_mistake_planted_into_rollouts_is_found_within_a_few_seeds(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_rollout_fault_is_found_within_a_few_seeds(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
         with monkeypatch.context() as patch:
             plant(patch)

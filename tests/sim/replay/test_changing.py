@@ -1,4 +1,4 @@
-"""Replicas that come and go during a replay: what is decided happens, nothing is lost by it, and all is paid for."""
+"""Replicas added and removed during a replay: decisions take effect, no request is lost, and costs are counted."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def told(outcome: Outcome) -> list[object]:
     gateways=st.integers(1, 3),
     requests=st.integers(1, 60),
 )
-def test_whatever_is_decided_every_request_is_answered_once_by_somebody(
+def test_every_request_is_answered_once_under_any_decisions(
     wanted: list[int], begin: int, gateways: int, requests: int
 ) -> None:
     script = Script([*wanted, 1])
@@ -62,7 +62,7 @@ def test_whatever_is_decided_every_request_is_answered_once_by_somebody(
     assert all(size.ready <= size.there and size.ready <= size.wanted for size in outcome.sizes)
 
 
-def test_the_same_seed_gives_the_same_outcome_and_another_one_other_starts() -> None:
+def test_outcome_and_start_times_are_determined_by_the_seed() -> None:
     one, same, other = (
         replay(steady(80), CLUSTER, policy="cpr", seed=seed, sizing=Sizing(1, Script([1, 3]), 10 * START_S))
         for seed in (1, 1, 2)
@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_one_other_starts() -> 
     assert one.sizes != other.sizes
 
 
-def test_a_replica_is_there_when_it_has_started_and_is_paid_for_from_its_order_on() -> None:
+def test_replica_serves_once_started_and_costs_from_its_order() -> None:
     script = Script([1, 2])
     outcome = replay(steady(60), CLUSTER, policy="cpr", sizing=Sizing(1, script, 10.0))
     ordered, ready = outcome.sizes[1], next(size for size in outcome.sizes if size.ready == 2)
@@ -88,7 +88,7 @@ def test_a_replica_is_there_when_it_has_started_and_is_paid_for_from_its_order_o
     assert script.readings[0].cold_start_s == 10.0
 
 
-def test_a_replica_that_goes_gets_nothing_more_and_finishes_what_it_has() -> None:
+def test_removed_replica_gets_no_new_requests_and_finishes_its_own() -> None:
     outcome = replay(
         steady(30, prompt=100, output=400), CLUSTER, policy="round_robin", sizing=Sizing(2, Script([2, 2, 2, 2, 1]))
     )

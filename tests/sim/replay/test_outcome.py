@@ -1,4 +1,4 @@
-"""What follows from what requests have met."""
+"""Metrics calculated from the requests of a replay."""
 
 import math
 
@@ -46,14 +46,14 @@ def test_a_request_is_good_if_it_was_answered_within_both_limits() -> None:
     assert found.cache_hit == pytest.approx(0.5)
 
 
-def test_an_answer_of_one_token_says_nothing_of_the_pace() -> None:
+def test_single_token_answer_has_no_time_per_token() -> None:
     found = summary(outcome_of((1.0, 0.1, 11, OK), (1.0, 0.3, 11, OK), (1.0, 5.0, 1, OK)), Slo(5.0, 0.2))
 
     assert found.tpot_s[0] == pytest.approx(0.2)
     assert found.goodput == pytest.approx(2 / 3)
 
 
-def test_where_nobody_was_answered_there_are_no_times() -> None:
+def test_outcome_without_answers_has_no_times() -> None:
     found = summary(outcome_of((1.0, 0.1, 5, "cut_off"), (1.0, 0.1, 5, "queue_full")), Slo(5.0, 0.1))
 
     assert found.goodput == 0.0
@@ -63,7 +63,7 @@ def test_where_nobody_was_answered_there_are_no_times() -> None:
     assert found.imbalance == 1.0
 
 
-def test_nothing_at_all_is_no_share_of_anything() -> None:
+def test_empty_outcome_has_no_goodput() -> None:
     found = summary(outcome_of(), Slo(5.0, 0.1))
 
     assert found.requests == 0

@@ -1,4 +1,4 @@
-"""Every request of a replay is answered once or refused, whatever the policy, and the same way every time."""
+"""Every request of a replay is answered once or rejected under every policy, deterministically."""
 
 import math
 from collections import Counter
@@ -69,7 +69,7 @@ def test_every_request_is_answered_once_by_one_replica_after_it_came(
 
 
 @pytest.mark.parametrize("policy", ["cpr", "p2c", "plain_random"])
-def test_the_same_seed_gives_the_same_outcome_and_another_seed_another_one(policy: str) -> None:
+def test_outcome_is_determined_by_the_seed(policy: str) -> None:
     load = hot_prefix(Random(1), requests=60)
     cluster = SimCluster(replicas=3, gateways=2)
     one, same, other = (columns(replay(load, cluster, policy=policy, seed=seed)) for seed in (1, 1, 2))
@@ -88,7 +88,7 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
 
 
 @pytest.mark.parametrize("policy", ["cpr", "plain_least_requests"])
-def test_a_prompt_that_fits_nowhere_is_refused_and_the_others_are_not(policy: str) -> None:
+def test_only_prompts_that_fit_nowhere_are_rejected(policy: str) -> None:
     load = Workload("large", (Arrival(0.0, 10, 5), Arrival(0.1, 5000, 5), Arrival(0.2, 10, 5)))
     outcome = replay(load, SimCluster(replicas=2, kv_tokens=4096), policy=policy)
 
@@ -97,7 +97,7 @@ def test_a_prompt_that_fits_nowhere_is_refused_and_the_others_are_not(policy: st
     assert summary(outcome, SLO).refused == {"context_length_exceeded": 1}
 
 
-def test_who_waits_for_too_long_is_refused_by_ours_and_kept_by_rivals() -> None:
+def test_queue_timeout_applies_to_forebay_but_not_to_rivals() -> None:
     load = Workload("many", tuple(Arrival(n / 100, 100, 500) for n in range(20)))
     cluster = SimCluster(replicas=1, sequences_max=2, queue_timeout_s=5.0)
 
@@ -105,7 +105,7 @@ def test_who_waits_for_too_long_is_refused_by_ours_and_kept_by_rivals() -> None:
     assert not summary(replay(load, cluster, policy="plain_least_requests"), SLO).refused
 
 
-def test_progress_is_told_and_never_goes_back() -> None:
+def test_progress_is_reported_and_monotonic() -> None:
     told: list[int] = []
     replay(hot_prefix(Random(1), requests=600), SHORT, policy="cpr", progress=told.append)
 
@@ -113,7 +113,7 @@ def test_progress_is_told_and_never_goes_back() -> None:
     assert told == sorted(told)
 
 
-def test_a_slower_replica_gets_less_of_ours() -> None:
+def test_slower_replica_gets_less_traffic_from_forebay() -> None:
     load = hot_prefix(Random(1), requests=400)
     outcome = replay(load, SimCluster(replicas=4, speeds=(1.0, 0.4)), policy="cpr")
     requests = [replica.requests for replica in outcome.replicas]

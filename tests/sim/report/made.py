@@ -1,4 +1,4 @@
-"""A report of replays that never were."""
+"""A made-up replay report."""
 
 from forebay.sim.load.describe import Description, Spread
 from forebay.sim.replay.cluster import SimCluster

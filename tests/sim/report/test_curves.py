@@ -1,4 +1,4 @@
-"""Courses of a replay, from an outcome that is known."""
+"""Time series of a replay, from a known outcome."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def outcome_of(ttfts_s: list[float], *, tpot_s: float = 0.05, every_s: float = 1
     return outcome
 
 
-def test_the_distribution_counts_those_who_never_had_a_token() -> None:
+def test_distribution_counts_requests_without_a_token() -> None:
     found = curves(outcome_of([0.4, -1, 0.2, 0.3]), SLO)
 
     assert found.ttft == (
@@ -70,7 +70,7 @@ def test_rates_times_their_width_are_all_requests(ttfts_s: list[float], tpot_s: 
     assert sum(rate for _, rate in found.good) * width_s == pytest.approx(good)
 
 
-def test_courses_stay_small_and_can_do_with_little() -> None:
+def test_curves_are_bounded_and_handle_few_points() -> None:
     long: Curves = curves(outcome_of([0.5 + id / 1e4 for id in range(5000)]), SLO)
     nothing = curves(outcome_of([-1]), SLO)
 

@@ -123,7 +123,7 @@ def test_gpu_hours_count_every_gpu_and_cost_only_where_there_is_a_price() -> Non
         (1234.56, Unit.MONEY, "1,235"),
     ],
 )
-def test_figures_are_written_with_what_can_be_seen_of_them(value: float, unit: Unit, text: str) -> None:
+def test_figures_have_significant_digits_and_units(value: float, unit: Unit, text: str) -> None:
     assert shown(value, unit) == text
 
 

@@ -1,4 +1,4 @@
-"""The page tells everything, needs nothing from elsewhere, and whatever names hold is text in it."""
+"""The report page is complete and self-contained, and names in it are escaped."""
 
 from html.parser import HTMLParser
 
@@ -29,7 +29,7 @@ class Reader(HTMLParser):
         self.words += data
 
 
-def test_the_page_has_facts_figures_charts_and_the_command_and_needs_nothing_else() -> None:
+def test_page_is_self_contained_with_facts_figures_charts_and_command() -> None:
     text = page(report_of())
     read = Reader(text)
 
@@ -59,7 +59,7 @@ def test_several_seeds_are_compared_and_what_is_clear_is_coloured() -> None:
     assert "91.0%<small>± 2.5%</small>" in text
 
 
-def test_names_cannot_break_out_of_the_page() -> None:
+def test_names_are_escaped() -> None:
     text = page(report_of(workload="<script>alert(1)</script>.csv"))
 
     assert "script" not in Reader(text).tags
@@ -96,7 +96,7 @@ def test_fleets_have_their_own_figures_and_a_chart_of_their_sizes() -> None:
     assert "fleet" not in dict(facts(report_of().scope, SimCluster()))
 
 
-def test_facts_tell_what_is_not_as_usual() -> None:
+def test_facts_list_non_default_settings() -> None:
     scope = report_of(seeds=2, scales=(0.8,)).scope._replace(load=LOAD._replace(hit_share=None))
     cluster = SimCluster(speeds=(1.0, 0.5), kv_tokens=100_000, reports_blocks=False, replicas=1)
     told = dict(facts(scope, cluster))
@@ -112,5 +112,5 @@ def test_facts_tell_what_is_not_as_usual() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(42.04, "42 s"), (3540, "59 min"), (10_000, "2.8 hours"), (604_800, "7.0 days")]
 )
-def test_times_are_told_in_their_unit(seconds: float, text: str) -> None:
+def test_times_have_a_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text

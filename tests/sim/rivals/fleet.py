@@ -1,4 +1,4 @@
-"""Replicas as routers see them, and what a router is told of the requests it has placed."""
+"""Replicas as routers see them, and callbacks for the requests that a router has placed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a router knows of caches and queues from its own books."""
+"""What a router infers of caches and queues from its own records."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ PROMPTS = st.lists(st.integers(0, 3), max_size=4).map(
 
 
 @given(st.lists(st.tuples(st.sampled_from(IDS), PROMPTS, st.booleans()), max_size=20), PROMPTS)
-def test_counted_blocks_are_there_for_as_long_as_somebody_says_so(
+def test_blocks_are_kept_while_they_are_referenced(
     steps: list[tuple[str, tuple[int, ...], bool]], prompt: tuple[int, ...]
 ) -> None:
     counted, added = Counted(), list[tuple[str, tuple[int, ...]]]()
@@ -34,7 +34,7 @@ def test_counted_blocks_are_there_for_as_long_as_somebody_says_so(
 
 
 @given(st.lists(st.tuples(st.sampled_from(IDS), PROMPTS), max_size=20), st.integers(0, 6))
-def test_what_was_used_lately_is_kept_up_to_a_size(steps: list[tuple[str, tuple[int, ...]]], size: int) -> None:
+def test_recently_used_blocks_are_kept_up_to_a_size(steps: list[tuple[str, tuple[int, ...]]], size: int) -> None:
     lately, used = Lately(), {id: list[int]() for id in IDS}
     for id, blocks in steps:
         lately.add(id, blocks)

@@ -11,7 +11,7 @@ from forebay.sim.rivals import Rival
 from forebay.sim.rivals.counting import AnyReplica, BoundedHash, LeastRequests, PowerOfTwo, RoundRobin
 
 
-def test_turns_go_round_all_that_are_alive() -> None:
+def test_round_robin_visits_all_live_replicas() -> None:
     gateway = Gateway(RoundRobin(), states(3, alive=[True, False, True]))
 
     assert [gateway.place(ask(n, 1)) for n in range(5)] == [0, 2, 0, 2, 0]

@@ -1,4 +1,4 @@
-"""What holds for all rivals; and the trap that one of them is known for."""
+"""Invariants of all rival policies, and the known weakness of one of them."""
 
 from collections import Counter
 from random import Random
@@ -57,7 +57,7 @@ def test_only_live_replicas_are_chosen_and_the_same_ones_with_the_same_seed(
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_without_a_live_replica_nothing_can_be_chosen(name: str) -> None:
+def test_no_replica_is_chosen_without_a_live_one(name: str) -> None:
     rival = RIVALS[name].make()
     with pytest.raises(ValueError, match="no replica is alive"):
         rival.choose(ask(0, 1), states(2, alive=[False, False]), 0.0, Random(0))
@@ -98,7 +98,7 @@ def test_one_block_shared_by_all_does_not_collapse_ours() -> None:
 
 
 @pytest.mark.parametrize("name", ["gie", "smg_cache_aware", "dynamo", "lmetric", "llm_d", "plain_hash.2"])
-def test_nor_others_that_look_at_loads(name: str) -> None:
+def test_one_block_shared_by_all_does_not_collapse_load_aware_rivals(name: str) -> None:
     gateway = Gateway(RIVALS[name].make(), states(8))
     placed = Counter[int]()
     for request in block_0():

@@ -1,4 +1,4 @@
-"""Several controls, and a number of replicas that changes: nobody who asks notices what becomes of those who lead."""
+"""Several controllers and a changing number of replicas: clients do not notice failures of leaders."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_seeds_have_several_controls_and_scaling_often_enough_and_never_with_rol
     assert {profile.scaling for profile in scaled} == {policy.value for policy in Scaling}
 
 
-def test_a_seed_with_several_controls_does_the_same_in_every_process() -> None:
+def test_seed_with_several_controls_is_reproducible_across_processes() -> None:
     wanted = {"leader-stops", "leader-loses-store"}
     seeds = [seed for seed, found in PROFILES.items() if found.scaling and wanted <= {*found.faults}]
     seed = min(seeds, key=lambda each: PROFILES[each].chaos_s * PROFILES[each].requests_per_s)

@@ -1,4 +1,4 @@
-"""Rollouts in whole clusters: what is bad is found by its requests alone, what is sound takes over."""
+"""Rollouts in whole clusters: bad revisions are detected by their requests alone, good ones are promoted."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_a_bad_canary_is_rolled_back_without_failed_requests(
     assert reason in end
 
 
-def test_a_sound_canary_is_never_found_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_canary_is_never_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = undisturbed("sound", 30.0, monkeypatch)
     assert verdict.ok, "\n".join(verdict.violations)
     [end] = ended(verdict)
@@ -78,7 +78,7 @@ def test_about_a_third_of_the_seeds_have_rollouts_and_half_of_these_are_calm() -
     assert 0.4 < sum(profile.calm for profile in profiles) / len(profiles) < 0.6
 
 
-def test_a_seed_with_rollouts_does_the_same_in_every_process() -> None:
+def test_seed_with_rollouts_is_reproducible_across_processes() -> None:
     wanted = {"store-down", "store-answer-lost", "control-dies-acting"}
     seed = next(seed for seed in range(FIRST, 1000) if (found := has_rollouts(seed)) and wanted <= {*found.faults})
     call = (sys.executable, "-c", DIGEST.format(seed=seed))

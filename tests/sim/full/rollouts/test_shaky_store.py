@@ -1,4 +1,4 @@
-"""The store of the simulator is a store like any other, until one of its faults is set."""
+"""The simulator's store behaves like any other until a fault is injected."""
 
 from pathlib import Path
 
@@ -48,9 +48,7 @@ def kept(store: ShakyStore) -> int:
         return count(connection)
 
 
-def test_a_store_that_is_down_neither_reads_nor_writes_and_is_itself_again_afterwards(
-    store: ShakyStore, written: list[str]
-) -> None:
+def test_store_outage_fails_reads_and_writes_until_it_ends(store: ShakyStore, written: list[str]) -> None:
     store.down = True
     with pytest.raises(StoreDown):
         write(store)
@@ -61,7 +59,7 @@ def test_a_store_that_is_down_neither_reads_nor_writes_and_is_itself_again_after
     assert kept(store) == len(written) == 1
 
 
-def test_of_a_conflict_nothing_is_kept(store: ShakyStore, written: list[str]) -> None:
+def test_conflicting_write_is_discarded(store: ShakyStore, written: list[str]) -> None:
     store.conflicts = 1
     with pytest.raises(Conflict):
         write(store)
@@ -70,7 +68,7 @@ def test_of_a_conflict_nothing_is_kept(store: ShakyStore, written: list[str]) ->
     assert kept(store) == len(written) == 1
 
 
-def test_what_was_written_when_the_answer_is_lost_is_kept(store: ShakyStore, written: list[str]) -> None:
+def test_write_with_a_lost_response_is_kept(store: ShakyStore, written: list[str]) -> None:
     store.answers_lost = 1
     with pytest.raises(StoreDown):
         write(store)
