@@ -227,14 +227,14 @@ class WatchedScheduler(Scheduler):
         if not served.pumping:
             self.unsettled.pop(served, None)
 
-    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
+    def end_request(self, relay: Relay, code: str, status: int, now: float) -> None:
         waits = relay.link is None or relay not in relay.link.attempts
         narrow = relay.band is Band.BATCH or relay.revision  # others may have no use for what was freed just now
         if narrow and relay.served in self.unsettled:
             waits = False
         if code in SHED and waits and now < relay.ticket.deadline and relay.retries < RETRIES_MAX:
             assert not isinstance(self.choose(relay), Route), f"{code}, though there is a place for it"
-        super().over(relay, code, status, now)
+        super().end_request(relay, code, status, now)
         self.answering[relay.request_id.decode()] = relay.link
         nobody_waits_in_vain(self, relay.served, now)
 
@@ -254,7 +254,7 @@ class WatchedScheduler(Scheduler):
         self.unsettled[relay.served] = None
         super().attempt_failed(relay, reason, problem)
 
-    def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
+    def end_hedge(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         hedge, first_at = relay.hedge, relay.link
         assert hedge is not None
         second_at, calls = hedge.link, [hedge._call, relay._call]
@@ -262,7 +262,7 @@ class WatchedScheduler(Scheduler):
         assert second_at is not None
         others = len(first_at.attempts) + len(second_at.attempts) - 2
         self.unsettled[relay.served] = None
-        super().hedged(relay, won=won, reason=reason, outcome=outcome)
+        super().end_hedge(relay, won=won, reason=reason, outcome=outcome)
         self.hedges[relay.served.routes.name, "won" if won else "lost"] += 1
         assert relay.hedge is None
         assert relay.link is (second_at if won else first_at)

@@ -38,7 +38,7 @@ def settles_twice(patch: pytest.MonkeyPatch) -> None:
         over = relay._over
         right(relay, code, status)
         if not over:
-            relay.scheduler.over(relay, code, status, relay.scheduler.now())
+            relay.scheduler.end_request(relay, code, status, relay.scheduler.now())
 
     patch.setattr(Relay, "_end", wrong)
 

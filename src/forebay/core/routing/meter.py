@@ -222,7 +222,7 @@ class Charge:
         self.running = running
         self.release()
 
-    def evened(self, seconds: float, usual_tokens: float) -> float:
+    def normalised_ttft(self, seconds: float, usual_tokens: float) -> float:
         """The time to first token normalised to the typical amount of work.
 
         Replicas are compared by this, so that one that gets long or uncached prompts does not count as slow.

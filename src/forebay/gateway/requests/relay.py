@@ -143,9 +143,9 @@ class Relay(RequestState):
             self.body = []
             return
         if self.hedge is not None:
-            self.scheduler.hedged(self, won=False)
+            self.scheduler.end_hedge(self, won=False)
         if self.exchange.started:
-            self._go_on(status, headers)
+            self._on_resumed_head(status, headers)
             return
         stream, resumable = False, True
         kept: list[Header] = []
@@ -261,7 +261,7 @@ class Relay(RequestState):
         assert link is not None
         if self.charge is not None:
             self.charge.first_token(now, link.load)
-            ttft_s = self.charge.evened(ttft_s, self.served.lengths.prompt_tokens)
+            ttft_s = self.charge.normalised_ttft(ttft_s, self.served.lengths.prompt_tokens)
         link.breaker.brown_out.note_ttft(ttft_s, now)
         if link.breaker.state is State.HALF_OPEN:  # a long response should not occupy the probe slot
             link.breaker.end(self.mark, Outcome.OK, now)
@@ -300,8 +300,8 @@ class Relay(RequestState):
         more = _CONTINUATION % (said.seam, length)
         return b"%b%b%b%b" % (head.rpartition(LENGTH)[0], more, body, said.text)
 
-    def _go_on(self, status: int, headers: list[Header]) -> None:
-        """The response head of a replica that was to resume a stream."""
+    def _on_resumed_head(self, status: int, headers: list[Header]) -> None:
+        """The response head of the replica that is to resume a stream."""
         if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
             self.mode = FAILED
             return
@@ -362,4 +362,4 @@ class Relay(RequestState):
             account.events.inc(transcript.events)
             if self.first_at:
                 account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
-        self.scheduler.over(self, code, status, now)
+        self.scheduler.end_request(self, code, status, now)

@@ -69,9 +69,9 @@ class Hedge(Relay):
         first = self.first
         if is_retryable(status, headers) or status >= 500:
             outcome = Outcome.NEUTRAL if status == 503 else Outcome.FAILED
-            first.scheduler.hedged(first, won=False, reason=str(status), outcome=outcome)
+            first.scheduler.end_hedge(first, won=False, reason=str(status), outcome=outcome)
             return
-        first.scheduler.hedged(first, won=True)
+        first.scheduler.end_hedge(first, won=True)
         first.on_head(status, headers)
 
     def on_body(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Hedge(Relay):
         self._failed(error.kind)
 
     def _failed(self, reason: str) -> None:
-        self.first.scheduler.hedged(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
+        self.first.scheduler.end_hedge(self.first, won=False, reason=reason, outcome=Outcome.FAILED)
 
 
 def begin_hedge(scheduler: "Scheduler", relay: Relay) -> None:

@@ -71,7 +71,7 @@ def preempt_attempt(scheduler: "Scheduler", victim: "Relay") -> None:
     assert link is not None
     served.account.preempted(ticket.band.name.lower()).inc()
     if victim.hedge is not None:
-        scheduler.hedged(victim, won=False)
+        scheduler.end_hedge(victim, won=False)
     if len(victim.attempts) < NOTED_MAX:
         victim.attempts += (Attempt(link.id, victim.why, GAVE_WAY, now - victim.since),)
     victim.extend_wait(now + PATIENCE_S)

@@ -230,7 +230,7 @@ class Scheduler:
         if relay.side is not None:
             report(self, relay, reason if reason in CODES else problem.code.value, outcome, now)
         if relay.hedge is not None:  # the hedge takes over from the failed attempt
-            self.hedged(relay, won=True, reason=reason, outcome=outcome)
+            self.end_hedge(relay, won=True, reason=reason, outcome=outcome)
             return
         renewed = reason in RESTARTING and not any(each.outcome in RESTARTING for each in relay.attempts)
         relay.attempts += (Attempt(link.id, relay.why, reason, now - relay.since),)
@@ -240,7 +240,7 @@ class Scheduler:
             relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         retry(self, relay, reason, problem, now)
 
-    def hedged(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
+    def end_hedge(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         """Drop one of its two attempts: the first if the hedge `won`, else the hedge."""
         end_hedge(self, relay, won, reason, outcome)
 
@@ -259,13 +259,13 @@ class Scheduler:
         served.waiting.charge(relay.ticket, tokens - relay.ticket.work_tokens)
         return True
 
-    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
-        """A request has ended: release its slot to the next one."""
+    def end_request(self, relay: Relay, code: str, status: int, now: float) -> None:
+        """Account for a request that has ended, and release its slot to the next one."""
         if relay.timer is not None:
             relay.timer.cancel()
             relay.timer = None
             if relay.hedge is not None:
-                self.hedged(relay, won=False)
+                self.end_hedge(relay, won=False)
         served, link = relay.served, relay.link
         served.stay_s += now - relay.began
         estimate = served.lengths.tokens(relay.prompt_bytes)

@@ -91,10 +91,10 @@ class WatchedScheduler(Scheduler):
         self.watched_by.failing(relay, reason)
         super().attempt_failed(relay, reason, problem)
 
-    def over(self, relay: Relay, code: str, status: int, now: float) -> None:
+    def end_request(self, relay: Relay, code: str, status: int, now: float) -> None:
         """A request has ended."""
         self.watched_by.ending(relay, code)
-        super().over(relay, code, status, now)
+        super().end_request(relay, code, status, now)
         self.watched_by.ended(relay)
 
 
