@@ -4,16 +4,15 @@ Its PostgreSQL store is down for a minute meanwhile."""
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-from tests.e2e.cluster import EMBED, TEST_PROCESS, Cluster, launch
+from tests.e2e.availability.fresh_cluster import fresh_cluster
+from tests.e2e.cluster import EMBED, TEST_PROCESS, Cluster
 from tests.e2e.faults.embedding import Embedder
 from tests.e2e.faults.grounds import STORIES, aside
 from tests.e2e.faults.load import Load, loading
-from tests.e2e.rollouts.revisions import forebay, write_cluster
+from tests.e2e.rollouts.revisions import forebay
 from tests.store.postgres import Postgres
 from tests.store.postgres import serving as postgres
 
@@ -35,22 +34,8 @@ MODEL = {
     "scale": {"min": 0, "max": MOST, "to_zero_after_s": GONE_S, "down": {"window_s": GONE_S}},
 }
 """By the policy of those who name none."""
-
-
-@contextmanager
-def scaled(folder: Path, store: str) -> Iterator[Cluster]:
-    """The model, whose history begins now; control leads for as long as the store says so."""
-    path, name = folder / "scaling.yaml", f"e2e-scaling-{TEST_PROCESS}"
-    ports = write_cluster(path, name, [MODEL], store)
-    control = {"control": {"controllers": "several", "lease_s": 3.0}}
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | control))
-    cluster = launch(path, name, ports)
-    try:
-        cluster.wait_ready()
-        yield cluster
-        assert cluster.stop() == 0
-    finally:
-        cluster.stop()
+CONTROL = {"controllers": "several", "lease_s": 3.0}
+"""Control leads for as long as the store says so."""
 
 
 def asleep(cluster: Cluster) -> bool:
@@ -101,7 +86,12 @@ async def ramp(cluster: Cluster, server: Postgres) -> None:
 
 
 def test_replicas_scale_with_load_from_zero_and_back_to_zero(tmp_path: Path) -> None:
-    with postgres() as server, scaled(tmp_path, server.make("scaling")) as cluster:
+    with (
+        postgres() as server,
+        fresh_cluster(
+            tmp_path, f"e2e-scaling-{TEST_PROCESS}", MODEL, store=server.make("scaling"), control=CONTROL
+        ) as cluster,
+    ):
         asyncio.run(ramp(cluster, server))
         said = forebay(cluster.file, "history", "model/embed", "--json")
     changed = [each["why"] for each in json.loads(said) if each["kind"] == "scale.changed"]
