@@ -221,6 +221,7 @@ def slot_of(base: Slot, index: int, artifact: Artifact | None, version: str) -> 
 
 
 def _url(gateway: GatewaySettings) -> str:
+    # asyncio's listeners on :: accept IPv6 only, so each family has its own loopback address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)  # noqa: S104 - not bound here
     return f"{'https' if gateway.tls else 'http'}://{authority(host, gateway.port)}"
 

@@ -78,7 +78,7 @@ class ModelServer:
             options,
             self._log,
             tasks,
-            _ModelsForModels(self),
+            _InternalAccess(self),
             memory,
             self.cache,
             RateLimiter(options.amounts) if options.limited else None,
@@ -236,7 +236,7 @@ class ModelServer:
                     self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
 
 
-class _ModelsForModels:
+class _InternalAccess:
     """The models as ensembles and calls of models reach them. Implements `ModelAccess`."""
 
     def __init__(self, server: ModelServer) -> None:
@@ -244,12 +244,12 @@ class _ModelsForModels:
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Call:
         """Send a request to another model. Raises `Refused`."""
-        if (
-            self._server.measured is None or request.came_ns
-        ):  # a client's request that starts again is measured anyway
+        measured = self._server.measured
+        if measured is None or request.came_ns:  # a client's request that starts again is measured as such
             return self._server.infer(request, on_response)
-        seen = _InnerRequest(self._server.measured, request, on_response)
-        call = seen.call = self._server.infer(request, seen.on_response)
+        inner = _InternalRequest(measured, request, on_response)
+        call = self._server.infer(request, inner.on_response)
+        inner.begun(call)
         return call
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
@@ -265,10 +265,10 @@ class _ModelsForModels:
         return self._server.lookup(name, version)
 
 
-class _InnerRequest:
+class _InternalRequest:
     """A request of one model to another whose latency is measured, as that of clients' requests is."""
 
-    __slots__ = ("_first_ns", "_measured", "_model", "_on_response", "_version", "call")
+    __slots__ = ("_call", "_first_ns", "_measured", "_model", "_on_response", "_version")
 
     def __init__(self, measured: Measured, request: InferRequest, on_response: OnResponse) -> None:
         self._measured = measured
@@ -276,11 +276,16 @@ class _InnerRequest:
         self._version = request.version
         self._on_response: OnResponse | None = on_response
         self._first_ns = 0
-        self.call: Call | None = None
+        self._call: Call | None = None
+
+    def begun(self, call: Call) -> None:
+        """Measure `call`, unless it has been answered already, as from the cache."""
+        if self._on_response is not None:
+            self._call = call
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
         """Deliver a response; the last one is measured unless it is an error."""
-        on_response, call = self._on_response, self.call
+        on_response, call = self._on_response, self._call
         if on_response is None:
             return
         end_ns = monotonic_ns()
@@ -290,7 +295,7 @@ class _InnerRequest:
             self._first_ns = self._first_ns or end_ns
             self._version = response.version or self._version
         if final:
-            self._on_response = self.call = None  # break the cycle, so that responses are freed at once
+            self._on_response = self._call = None  # break the cycle, so that responses are freed at once
         on_response(response, final)
         if final and call is not None and not failed:
             self._measured(self._model, self._version, call, self._first_ns or end_ns, end_ns)
