@@ -128,7 +128,7 @@ def test_an_alias_is_replaced_where_the_model_is_named(tmp_path: Path) -> None:
 
 def test_upstream_deadline_excludes_time_queued_in_the_gateway(tmp_path: Path) -> None:
     def slow(exchange: Exchange) -> None:
-        asyncio.get_running_loop().call_later(0.02, echo, exchange)
+        asyncio.get_running_loop().call_later(0.1, echo, exchange)
 
     worker = net(slow)
     worker.report = replace(worker.report, capacity=1)
@@ -140,9 +140,9 @@ def test_upstream_deadline_excludes_time_queued_in_the_gateway(tmp_path: Path) -
             assert {(await task).status for task in asked} == {200}
 
     run(main())
-    last = worker.requests[3]
-    assert last.header(b"content-type") == b"x-forebay-deadline-ms"
-    assert 0 < int(last.header(b"x-forebay-deadline-ms") or b"") <= 59_980
+    left_ms = [int(each.header(b"x-forebay-deadline-ms") or b"") for each in worker.requests]
+    assert 0 < min(left_ms) <= 59_980, "one was queued for about 100 ms"
+    assert {each.header(b"content-type") for each in worker.requests} == {b"x-forebay-deadline-ms"}
 
 
 def test_what_a_replica_has_no_room_for_another_one_does_but_never_a_part_of_a_sequence(tmp_path: Path) -> None:
