@@ -76,11 +76,11 @@ def memory_kb(pid: int, field: str) -> int:
 
 @contextlib.contextmanager
 def started(
-    command: list[str], core: int, log: Path | None = None, environ: Mapping[str, str] | None = None
+    command: list[str], core: int | str, log: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in its own session on one core, ahead of other sessions' work; killed with its tree.
 
-    Its output goes to `log`; without one, its standard output is a pipe.
+    `core` may be several: `0-5`. Its output goes to `log`; without one, its standard output is a pipe.
     """
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(log.open("wb")) if log is not None else None

@@ -29,6 +29,12 @@ def test_measurements_become_tables_and_missing_ones_are_stated(tmp_path: Path) 
         "ttft_p50_ms": 50.0, "tpot_p50_ms": 16.0,
     }  # fmt: skip
     write(tmp_path / "path/results.json", {"machine": MACHINE, "rounds": 3, "figures": {"chat_8": path}})
+    gpu = {
+        "bare_per_s": 5000.0, "per_s": 4000.0, "ratio": 0.8, "ratio_min": 0.7, "ratio_max": 0.9, "p50_ms": 2.0,
+        "p99_ms": 9.0,
+    }  # fmt: skip
+    seen = {"machine": {**MACHINE, "gpu": "H0"}, "versions": {"torch": "2"}, "figures": {"image_2_shared": gpu}}
+    write(tmp_path / "gpu/results.json", {**seen, "rounds": 3})
     block = page.benchmarks(tmp_path)
 
     assert "|  | forebay 0.1 | forebay-lean 0.1 | nginx 1.2 |" in block
@@ -39,6 +45,7 @@ def test_measurements_become_tables_and_missing_ones_are_stated(tmp_path: Path) 
     assert "32 KB" not in block, "what nobody was measured at has no row"
     assert "**Goals" not in block
     assert "| chat, concurrency 8 | tokens | 60 | 57 | 0.95 (0.90 to 1.00) |" in block
+    assert "| image, 2, in system shared memory | 5,000 | 4,000 | 0.80 (0.70 to 0.90) | 2 | 9 |" in block
 
 
 def test_goals_are_shown_met_missed_and_not_measured(tmp_path: Path) -> None:

@@ -76,15 +76,14 @@ class _Held:
             raise invalid(
                 f"an input of {size} bytes in shared memory region '{self.known.name}' is over {READ_BYTES_MAX} bytes"
             )
-        data = bytearray(size)
-        view = memoryview(data)
-        done = 0
-        while done < size:
-            count = os.preadv(self._file, [view[done:]], self.known.offset + at + done)
-            if count == 0:
+        parts = []
+        while size:
+            part = os.pread(self._file, size, self.known.offset + at)  # all of it, unless a signal interrupts
+            if not part:
                 raise self._shrunk()
-            done += count
-        return view
+            parts.append(part)
+            at, size = at + len(part), size - len(part)
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def write(self, at: int, data: memoryview) -> None:
         """Write bytes at an offset."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from forebay.cli.measured import gateway, path, priority, server
+from forebay.cli.measured import gateway, gpu, path, priority, server
 from forebay.cli.measured.tables import Table, text
 
 PATH: Final = "docs/benchmarks.md"
@@ -28,6 +28,7 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
     ("server/elsewhere.json", server.elsewhere),
+    ("gpu/results.json", gpu.tables),
 )
 INTRODUCTION: Final = """# Benchmarks
 
