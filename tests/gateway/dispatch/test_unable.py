@@ -71,6 +71,33 @@ def test_a_request_with_time_left_keeps_waiting_for_its_own_model(tmp_path: Path
     run(main())
 
 
+def test_a_request_that_its_own_model_refuses_too_gets_that_error_once(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    big, small = worker("big", held.append), worker("small", TOO_LONG)
+
+    def refusing(exchange: Exchange) -> None:
+        answer = UNABLE if len(big.requests) < 10 else naming
+        answer(exchange)
+
+    async def main() -> None:
+        big.report = replace(big.report, capacity=1)
+        settings = {"fallback": (StandIn("small"),), "queue_timeout_s": 2.0}
+        async with serving(tmp_path, (big, settings), (small, {})) as front, asyncio.TaskGroup() as group:
+            first = [group.create_task(ask(front, "big")) for _ in range(3)]
+            await until(lambda: len(held) == 3)
+            late = group.create_task(ask(front, "big"))
+            await until(lambda: len(small.requests) == 1)
+            big.answer = refusing
+            for exchange in held:
+                naming(exchange)
+            answer = await late
+            assert (answer.status, error_code(answer)) == (400, "unsupported_parameter")
+            assert (len(big.requests), len(small.requests)) == (4, 1)
+            assert {served_by(await each)[0] for each in first} == {"big"}
+
+    run(main())
+
+
 def test_a_request_that_is_invalid_for_every_model_is_rejected_by_the_fallback(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big", Exchange.abort), worker("small", failing(400, "invalid_request"))

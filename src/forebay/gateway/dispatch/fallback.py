@@ -81,6 +81,8 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     chosen, link = relay.chosen, relay.link
     if chosen is None or not chosen.before or code not in UNABLE or link is None:
         return False
+    if chosen.model == chosen.before[0]:  # its own model, after a fallback model refused it: so this is the answer
+        return False
     now = scheduler.now()
     relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
     scheduler.end_attempt(relay, Outcome.NEUTRAL, now)
