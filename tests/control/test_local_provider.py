@@ -206,6 +206,26 @@ def test_oversized_log_is_truncated_and_its_tail_kept(folder: Path, monkeypatch:
     run(folder, life)
 
 
+def test_an_oversized_log_is_truncated_even_if_its_tail_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "LOG_BYTES_MAX", 1000)
+    monkeypatch.setattr(local_module, "LOG_BYTES_KEPT", 100)
+
+    async def life(provider: LocalProvider) -> None:
+        await _place_one(provider)
+        log = folder / "units" / "chat-0.g1" / "log"
+        log.with_name("log.old").mkdir()  # like a full disk
+        with log.open("ab") as file:
+            file.write(b"x" * 5000)
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert unit.alive
+        assert log.stat().st_size == 0
+
+    run(folder, life)
+
+
 def test_units_inherit_no_forebay_settings_or_secrets() -> None:
     environ = {"PATH": "/bin", "FOREBAY_HOME": "/x", "HF_TOKEN": "secret", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}
     assert clean_env(environ) == {"PATH": "/bin", "OMP_NUM_THREADS": "2", "LC_ALL": "C"}

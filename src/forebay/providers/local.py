@@ -6,6 +6,7 @@ process), `endpoint.json` (written by the unit), `log`. The log of the last remo
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -369,7 +370,10 @@ def _read(path: Path, type: type[T]) -> T | None:
 
 
 def _bound_log(log: Path) -> None:
-    """Keep the tail of a log that has grown too large. The unit appends, so it continues at the new end."""
+    """Keep the tail of a log that has grown too large. The unit appends, so it continues at the new end.
+
+    The tail is written last, where the log was: on a full disk there is no room for it before, and perhaps not then.
+    """
     try:
         size = log.stat().st_size
     except FileNotFoundError:
@@ -379,8 +383,9 @@ def _bound_log(log: Path) -> None:
     with log.open("r+b") as file:
         file.seek(size - LOG_BYTES_KEPT)
         tail = file.read(LOG_BYTES_KEPT)
-        log.with_name("log.old").write_bytes(tail)
         file.truncate(0)
+    with contextlib.suppress(OSError):
+        log.with_name("log.old").write_bytes(tail)
 
 
 def _last_words(log: Path) -> str:
