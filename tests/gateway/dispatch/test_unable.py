@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.dispatch.test_dispatch import ask, naming, served_by, serving, worker
-from tests.gateway.rig import error_code, failing
+from tests.gateway.rig import RETRYABLE, error_code, failing
 from tests.net.rig import run, until
 
 from forebay.core.model import StandIn
@@ -45,6 +45,42 @@ def test_the_next_one_steps_in_and_then_the_request_is_refused_as_by_its_own_mod
             assert {served_by(await each)[0] for each in first} == {"big"}
             for name in ("big", "small", "tiny"):
                 assert await front.metric(f'forebay_in_flight{{model="{name}"}}') == 0
+
+    run(main())
+
+
+def test_a_rejected_request_goes_to_its_own_model_if_that_is_free_when_the_fallback_refuses(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+    late: list[Exchange] = []
+
+    async def main() -> None:
+        big, small = worker("big", held.append), worker("small", late.append)
+        big.report = replace(big.report, capacity=1)
+        settings = {"fallback": (StandIn("small"),), "queue_max": 0}
+        async with serving(tmp_path, (big, settings), (small, {})) as front, asyncio.TaskGroup() as group:
+            first = [group.create_task(ask(front, "big")) for _ in range(3)]
+            await until(lambda: len(held) == 3)
+            rejected = group.create_task(ask(front, "big"))
+            await until(lambda: len(late) == 1)
+            big.answer = naming
+            for exchange in held:
+                naming(exchange)
+            assert {served_by(await each)[0] for each in first} == {"big"}
+            UNABLE(late[0])
+            assert served_by(await rejected) == ("big", "small refuses it")
+
+    run(main())
+
+
+def test_a_request_that_failed_at_its_own_model_is_not_sent_there_again_when_the_fallback_refuses(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        big, small = worker("big", failing(503, "request_failed", RETRYABLE)), worker("small", UNABLE)
+        async with serving(tmp_path, (big, {"fallback": (StandIn("small"),)}), (small, {})) as front:
+            answer = await ask(front, "big")
+            assert (answer.status, error_code(answer)) == (503, "request_failed")
+            assert (len(big.requests), len(small.requests)) == (1, 1)
 
     run(main())
 

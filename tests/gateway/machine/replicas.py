@@ -125,6 +125,9 @@ class Job:
     def blames_the_client(self) -> None:
         self._answer(400, error("invalid_request"))
 
+    def does_not_support_it(self) -> None:
+        self._answer(400, error("unsupported_parameter"))
+
     def cannot_go_on(self) -> None:
         self._answer(409, error("not_resumable"))
 
@@ -224,7 +227,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     NEW: (
         Job.begin, Job.begin, Job.begin, Job.whole, Job.whole, Job.whole_without_usage, Job.too_large, Job.half,
         Job.half_a_head, Job.busy, Job.busy, Job.loses_its_engine, Job.fails_on_it, Job.mumbles,
-        Job.blames_the_client,
+        Job.blames_the_client, Job.does_not_support_it,
         Job.cannot_go_on, Job.fails, Job.nonsense, Job.lose, Job.lose,
     ),
     HALF: (Job.lose,),
@@ -253,6 +256,7 @@ SCRIPTS: tuple[tuple[Step, ...], ...] = (
     (Job.busy,),
     (Job.loses_its_engine,),
     (Job.fails_on_it,),
+    (Job.does_not_support_it,),
     (Job.lose,),
     (Job.whole,),
 )
@@ -264,6 +268,7 @@ REFLEXES: tuple[Step | None, ...] = (
     Job.begin,
     Job.busy,
     Job.loses_its_engine,
+    Job.does_not_support_it,
     Job.lose,
     Job.complete,
 )

@@ -76,7 +76,8 @@ def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> boo
 def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     """Take it back from a fallback model whose error its own model would not give. False: the error is no such one.
 
-    The next fallback is tried. Without one it is queued for its own model again, or gets that model's error.
+    The next fallback is tried. Without one it is queued for its own model again; if that had rejected it already, it
+    gets that error, unless a replica has become free meanwhile.
     """
     chosen, link = relay.chosen, relay.link
     if chosen is None or not chosen.before or code not in UNABLE or link is None:
@@ -89,12 +90,9 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     if fall_back(scheduler, relay, chosen.trouble):
         return True
     meant = chosen.before[0]
-    own, made = scheduler.served.get(meant), _made_for(relay, meant)
-    if own is None or made is None:
+    made = _made_for(relay, meant)
+    if meant not in scheduler.served or made is None:
         relay.refuse(Refusal(Code.NO_REPLICA), 1)
-    elif relay.instead is not None:
-        relay.served, relay.chosen = own, Chosen(meant, "")
-        relay.refuse(*relay.instead)
     else:
         before = (*chosen.before, chosen.model)
         _hand_over(scheduler, relay, Chosen(meant, f"{chosen.model} refuses it", "", before, chosen.trouble), made)
@@ -117,7 +115,7 @@ def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made
     """Pass it to another model, at once or when there is room."""
     endpoint, body, request = made
     relay.chosen, relay.served = found, scheduler.served[found.model]
-    relay.tried, relay.routing, relay.charge, relay.session, relay.side = (), None, None, b"", None
+    relay.routing, relay.charge, relay.session, relay.side = None, None, b"", None
     if relay.timer is not None:
         relay.timer.cancel()
         relay.timer = None
@@ -125,6 +123,8 @@ def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made
     choice = scheduler.place(relay)
     if isinstance(choice, Route):
         scheduler.send(relay, choice)
+    elif relay.instead is not None and found.model == found.before[0]:
+        relay.refuse(*relay.instead)
     else:  # breakers may have changed state
         relay.served.waiting.enter_again(relay, relay.ticket, scheduler.now())
 
