@@ -197,6 +197,24 @@ def test_what_has_more_than_its_share_of_the_places_is_crowded() -> None:
     assert isinstance(preempt_batch(gateway, relay, choose(relay)), Wait)
 
 
+@pytest.mark.interpreted  # with stand-ins
+def test_no_batch_work_gives_way_where_that_makes_no_room() -> None:
+    class Attempt(NamedTuple):
+        name: int
+        yields: bool
+
+    batch = {Attempt(n, n != 1): None for n in range(3)}
+    link = SimpleNamespace(load=4, places=2, room=2, batch=batch, batch_max=9.0)
+
+    def choose(_: object) -> Route | Wait:
+        return Route(0, Why.CHEAPEST) if link.load - len(link.batch) < link.room else Wait(Why.FULL)
+
+    relay: Any = SimpleNamespace(served=SimpleNamespace(links=[link], urgent_at=0.0))
+    gateway: Any = SimpleNamespace(now=lambda: 1.0, choose=choose)
+    assert isinstance(preempt_batch(gateway, relay, choose(relay)), Wait)
+    assert [each.name for each in batch] == [0, 2]
+
+
 @pytest.mark.parametrize("room_left", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
 def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, room_left: bool, index: int) -> None:

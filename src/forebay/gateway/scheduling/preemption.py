@@ -27,14 +27,16 @@ def preempt_batch(scheduler: "Scheduler", relay: "Relay", choice: Route | Wait |
     served.urgent_at = scheduler.now()
     while isinstance(choice, Route):
         link = served.links[choice.at]
-        stopped = 0
-        while crowded(link.load, min(link.places, link.room), len(link.batch), link.batch_max, stopped):
-            newest = next(reversed(link.batch))
-            if newest.yields:
-                preempt_attempt(scheduler, newest)
-                stopped += 1
-            else:
-                del link.batch[newest]
+        places, stopped = min(link.places, link.room), 0
+        if crowded(link.load, places, len(link.batch), link.batch_max):
+            for attempt in [each for each in link.batch if not each.yields]:
+                del link.batch[attempt]
+        while (
+            crowded(link.load, places, len(link.batch), link.batch_max, stopped)
+            and link.load - len(link.batch) < link.room  # otherwise preempting all of it makes no room
+        ):
+            preempt_attempt(scheduler, next(reversed(link.batch)))
+            stopped += 1
         if link.load < link.room:
             break
         choice = scheduler.choose(relay)  # an attempt there could not be preempted
