@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from tests.net.rig import run, until
 from forebay.core.model import Policy, ReplicaState, Sessions, Split, Sticky, Task
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm
+from forebay.gateway.rollout.arms import kind_of
 from forebay.net.server import Exchange
 
 HALF = split(0.5)
@@ -185,6 +187,21 @@ def test_a_request_queued_for_stable_goes_to_the_canary_at_full_share(tmp_path: 
             assert revision(await waits) == CANARY
 
     run(main())
+
+
+@pytest.mark.interpreted  # with stand-ins
+def test_requests_queued_before_the_rollout_wait_for_nobody_of_the_other_arm() -> None:
+    def queued(id: str) -> Any:
+        served = SimpleNamespace(split=HALF)
+        return SimpleNamespace(
+            served=served, side=None, revision="", retries=0, resumes=0, once=False, routing=None,
+            path="/v1/chat/completions", request_id=id.encode(),
+        )  # fmt: skip
+
+    assert (kind_of(queued(OURS)), kind_of(queued(THEIRS))) == ((Arm.STABLE, False), (Arm.CANARY, False))
+    named = queued(OURS)
+    named.revision = CANARY
+    assert kind_of(named) is None
 
 
 def test_requests_queued_before_the_rollout_are_split_too(tmp_path: Path) -> None:

@@ -72,9 +72,7 @@ class Side:
 
 def choose_by_arm(scheduler: "Scheduler", relay: "Relay", split: Split) -> Route | Wait | Shed:
     """Choose a replica for a request that names no revision."""
-    side, share = relay.side, split.share
-    if side is None or side.rollout != split.rollout:
-        side = relay.side = _side_for(relay, split)
+    side, share = _side_in(relay, split), split.share
     failed = relay.retries > 0 or relay.resumes > 0
     everything = share >= 1.0 and not side.stays
     if not failed and (everything or (side.arm is CANARY and share > 0.0)):
@@ -96,8 +94,10 @@ def choose_by_arm(scheduler: "Scheduler", relay: "Relay", split: Split) -> Route
 
 def kind_of(relay: "Relay") -> tuple[Arm, bool] | None:
     """Key of the queued requests that may go to the same replicas; None: the request has no arm."""
-    side = relay.side
-    return None if side is None else (side.arm, relay.retries > 0 or relay.resumes > 0)
+    split = relay.served.split
+    if split is None or relay.revision:
+        return None
+    return _side_in(relay, split).arm, relay.retries > 0 or relay.resumes > 0
 
 
 def bound_to(relay: "Relay") -> str:
@@ -154,6 +154,14 @@ def report(scheduler: "Scheduler", relay: "Relay", code: str, outcome: Outcome, 
         answer = answer_in(EMBEDDINGS, relay.body)
     pair = mirror.stable_said(answer) if mirror is not None and answer is not None else None
     scheduler.observations.note(sample, pair)
+
+
+def _side_in(relay: "Relay", split: Split) -> Side:
+    """The arm of a request in this rollout; it gets one if it has none, as one that was queued before has."""
+    side = relay.side
+    if side is None or side.rollout != split.rollout:
+        side = relay.side = _side_for(relay, split)
+    return side
 
 
 def _side_for(relay: "Relay", split: Split) -> Side:
