@@ -131,6 +131,20 @@ def test_a_model_that_is_never_hedged_is_not_when_it_steps_in_for_another(world:
     assert job.model == "embed"
 
 
+def test_the_place_of_a_request_that_a_fallback_model_refuses_goes_to_the_next_one_there(world: World) -> None:
+    for slot in world.slots[:2]:
+        slot.wanted = False
+    world.publish()
+    refused, *_ = [ask(world, CHAT, "chat") for _ in range(3)]
+    waits = ask(world, CHAT, "spare")
+    assert [relay.request_id.decode() for relay in world.waiting()] == [waits]
+    job = at(world, "spare-0")[0]
+    assert job.id == refused
+    world.loop.act(lambda: job.do(Job.does_not_support_it))
+    assert at(world, "spare-0")[-1].id == waits
+    assert [relay.request_id.decode() for relay in world.waiting()] == [refused]
+
+
 def test_others_go_past_a_session_that_waits_for_its_replica(world: World) -> None:
     world.routes["chat"] = replace(
         world.routes["chat"], policy=Policy.LEAST_REQUESTS, sessions=Sessions.HEADER, fallback=(), queue_max=1

@@ -84,11 +84,18 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
         return False
     if chosen.model == chosen.before[0]:  # its own model, after a fallback model refused it: so this is the answer
         return False
-    now = scheduler.now()
+    now, freed = scheduler.now(), relay.served
     relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
     scheduler.end_attempt(relay, Outcome.NEUTRAL, now)
-    if fall_back(scheduler, relay, chosen.trouble):
-        return True
+    if not fall_back(scheduler, relay, chosen.trouble):
+        _hand_back(scheduler, relay, chosen)
+    if freed.waiting:
+        scheduler.pump(freed)
+    return True
+
+
+def _hand_back(scheduler: "Scheduler", relay: "Relay", chosen: Chosen) -> None:
+    """Pass it from a fallback model, the last one, to its own model."""
     meant = chosen.before[0]
     made = _made_for(relay, meant)
     if meant not in scheduler.served or made is None:
@@ -96,7 +103,6 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     else:
         before = (*chosen.before, chosen.model)
         _hand_over(scheduler, relay, Chosen(meant, f"{chosen.model} refuses it", "", before, chosen.trouble), made)
-    return True
 
 
 def _made_for(relay: "Relay", model: str) -> Made | None:
