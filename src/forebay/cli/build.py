@@ -35,8 +35,8 @@ from forebay.control.quality.quality import Quality
 from forebay.control.rolling.recalling import Recall
 from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile
-from forebay.control.standby.chronicle import Chronicle
 from forebay.control.standby.files import in_memory
+from forebay.control.standby.history import AvailabilityHistory
 from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster, ModelSettings
 from forebay.core.engine_settings import (
@@ -280,7 +280,9 @@ def build(
         deployments=deployments,
         scaler=Scaler(scales, in_thread, note=journal.note, metrics=metrics, recall=places.scaled),
         leading=leading,
-        standby=Standby(metrics, journal.note, Chronicle(places.availability, journal, wall_s()), in_memory),
+        standby=Standby(
+            metrics, journal.note, AvailabilityHistory(places.availability, journal, wall_s()), in_memory
+        ),
         health=health,
         placer=placer,
     )

@@ -283,10 +283,10 @@ class Controller:
     def _looked(self, units: tuple[ObservedUnit, ...]) -> Look:
         names = [model.routes.name for model in self._asked.models]
         rolling = {name for name in names if self.deployments and self.deployments.under_way(name)}
-        resting = self.standby.resting if self.standby else ()
+        standbys = self.standby.standbys if self.standby else ()
         duty = {name: self.health.duty(name) for name in names} if self.health else {}
         pools = self.standby.pools if self.standby else {}
-        return Look(self.state, units, self.reports, rolling, resting, duty, pools)
+        return Look(self.state, units, self.reports, rolling, standbys, duty, pools)
 
     def _look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
         assert self.deployments is not None

@@ -13,8 +13,8 @@ from forebay.cli.sla.command import seconds
 from forebay.cli.sla.delivered import delivered
 from forebay.cli.sla.view import share, span, view
 from forebay.control.standby.sla import ModelSla, PromiseDocument, Sla
-from forebay.core.availability.budget import Kept, Requests, budget
-from forebay.core.availability.history import Gap, Incident, Stretch, What
+from forebay.core.availability.budget import ObjectiveResult, Requests, budget
+from forebay.core.availability.history import AvailabilitySums, Gap, Incident, IncidentKind
 from forebay.core.cluster import Slo
 
 DAY_S = 86_400
@@ -89,14 +89,14 @@ PROMISE = PromiseDocument(
 
 
 def test_the_report_shows_objective_delivery_error_budget_and_unknown_time() -> None:
-    seen, requests = Stretch(DAY_S, DAY_S - 600, DAY_S - 700), Requests(NOW - DAY_S, NOW, 9_990, 10, 3, 4)
+    seen, requests = AvailabilitySums(DAY_S, DAY_S - 600, DAY_S - 700), Requests(NOW - DAY_S, NOW, 9_990, 10, 3, 4)
     chat = ModelSla(
         "chat", 0.999, PROMISE, seen.known_s, 29 * DAY_S, seen.up_s, seen.down_s, seen.full_s, seen.up_s / DAY_S,
         (Gap(NOW - 30 * DAY_S, NOW - DAY_S, 29 * DAY_S),), requests, requests.share,
-        budget(0.999, 30 * DAY_S, seen, requests), (Kept("ttft", 0.5, NOW - DAY_S, 1000, 990, 0.4),),
-        tuple(Incident(NOW - 500 + i, What.FAILURE, "chat", "chat-0", "was killed", 4.5) for i in range(12)),
+        budget(0.999, 30 * DAY_S, seen, requests), (ObjectiveResult("ttft", 0.5, NOW - DAY_S, 1000, 990, 0.4),),
+        tuple(Incident(NOW - 500 + i, IncidentKind.FAILURE, "chat", "chat-0", "was killed", 4.5) for i in range(12)),
     )  # fmt: skip
-    leader = Incident(NOW, What.LEADER, "", "", "another control leads")
+    leader = Incident(NOW, IncidentKind.LEADER, "", "", "another control leads")
     text = shown(Sla(NOW - 30 * DAY_S, NOW, (chat,), (leader,), 3))
 
     for told in (
@@ -123,7 +123,7 @@ def test_the_report_shows_objective_delivery_error_budget_and_unknown_time() -> 
 def test_the_report_names_missing_objectives_and_data() -> None:
     nothing = Requests(NOW - 60, NOW)
     bare = ModelSla("solo", None, PROMISE, 0, 60, 0, 0, 0, None, (), nothing, None, None, (), ())
-    over = budget(0.999, 60, Stretch(60, 0, 0), Requests(NOW - 60, NOW, ok=1, failed=1))
+    over = budget(0.999, 60, AvailabilitySums(60, 0, 0), Requests(NOW - 60, NOW, ok=1, failed=1))
     promise = PromiseDocument(2, 0, None, 1, 1, 0, 0, 0, 0, 0.5, 0.25, 0.75, 0, 0.25, 0.4, 0, None, "", "")
     broken = ModelSla("broken", 0.999, promise, 60, 0, 0, 60, 0, 0.0, (), None, None, over, (), ())
     text = shown(Sla(NOW - 60, NOW, (bare, broken)))

@@ -117,8 +117,8 @@ def test_reading_combines_gateways_and_replicas() -> None:
 
 def test_reading_excludes_standby_and_counts_the_larger_revision() -> None:
     collected = Collected(1.0, {"chat": PRESSED})
-    resting = look(resting={("chat-1", 1)}, duty={"chat": 0.8})
-    found = make_reading("chat", Slo(), collected, resting, at=0.0, cold_start_s=None)
+    standbys = look(standbys={("chat-1", 1)}, duty={"chat": 0.8})
+    found = make_reading("chat", Slo(), collected, standbys, at=0.0, cold_start_s=None)
     assert found is not None
     assert (found.ready, found.late, found.duty) == (2, None, 0.8)
     rolling = make_reading("chat", Slo(), collected, look(rolling={"chat"}), at=0.0, cold_start_s=None)

@@ -10,9 +10,9 @@ from tests.control.deploying.world import NEW, OLD, START_S, World, wait
 
 from forebay.control.changes import effects
 from forebay.control.journal import Journal
-from forebay.control.standby.chronicle import Chronicle
+from forebay.control.standby.history import AvailabilityHistory
 from forebay.control.standby.standby import SPARES_MAX, Standby
-from forebay.core.availability.measured import Lived
+from forebay.core.availability.measured import LifetimeSums
 from forebay.core.deploy.rollout import Phase
 from forebay.core.model import ReplicaState
 from forebay.obs.clock import wall_s
@@ -39,7 +39,7 @@ def with_pool(folder: Path, story: Callable[[Rig], Awaitable[None]], standby: in
 
 def rests(rig: Rig) -> int:
     assert rig.control.standby
-    return len(rig.control.standby.resting)
+    return len(rig.control.standby.standbys)
 
 
 def test_standby_replaces_a_dead_replica_whose_successor_becomes_standby(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_standby_replaces_a_dead_replica_whose_successor_becomes_standby(tmp_pat
         await wait(5.0)
 
         assert rig.control.standby
-        assert rig.control.standby.resting == {("chat-0", 2)}
+        assert rig.control.standby.standbys == {("chat-0", 2)}
         assert served(world) == ["chat-1.1", "chat-2.1"]
         assert [(e.kind, e.unit) for e in world.journal if e.kind == "promoted"] == [("promoted", "chat-2")]
         assert b'forebay_promotions_total{model="chat"} 1.0' in rig.metrics.render()
@@ -81,7 +81,7 @@ def test_death_of_a_standby_does_not_change_the_snapshot(tmp_path: Path) -> None
         world = rig.world
         version = world.snapshot().version
         world.provider.end("chat-2", 1, DIED)
-        await rig.until(lambda: rig.control.standby and rig.control.standby.resting == {("chat-2", 2)})
+        await rig.until(lambda: rig.control.standby and rig.control.standby.standbys == {("chat-2", 2)})
 
         assert served(world) == ["chat-0.1", "chat-1.1"]
         assert world.snapshot().version == version, "nobody is told that it starts"
@@ -103,7 +103,7 @@ def test_new_control_keeps_active_and_standby_roles(tmp_path: Path) -> None:
             await rig.until(lambda: rests(rig) == 1 and len(served(world)) == 2)
 
             assert "chat-2.1" in served(world)
-            assert {id for id, _ in rig.control.standby.resting}.isdisjoint(  # type: ignore[union-attr]
+            assert {id for id, _ in rig.control.standby.standbys}.isdisjoint(  # type: ignore[union-attr]
                 r.id for r in world.routes.replicas
             )
 
@@ -193,10 +193,10 @@ def test_auto_spares_meet_the_availability_target(
 ) -> None:
     async def test(world: World) -> None:
         journal = Journal(world.places.log, world.journal.append)
-        chronicle = Chronicle(tmp_path / "availability", journal, wall_s())
+        history = AvailabilityHistory(tmp_path / "availability", journal, wall_s())
         days_s = 86_400.0 * 30
-        chronicle._lived["chat"] = Lived(days_s, failures, failures, failures * 900.0)
-        pools = Standby(Metrics(), journal.note, chronicle)
+        history._lifetimes["chat"] = LifetimeSums(days_s, failures, failures, failures * 900.0)
+        pools = Standby(Metrics(), journal.note, history)
         plan = world.plan(spares="auto", slo={"availability": availability})
         assert len(pools.pooled(plan).models[0].slots) == 3 + spares
         journal.close()

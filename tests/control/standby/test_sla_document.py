@@ -15,12 +15,12 @@ from forebay.control.api.app import make_app
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.plan import Places, make_plan
-from forebay.control.standby.chronicle import Chronicle
+from forebay.control.standby.history import AvailabilityHistory
 from forebay.control.standby.sla import Served
 from forebay.control.standby.standby import Standby
 from forebay.core.availability.budget import Requests
-from forebay.core.availability.history import Incident, Stretch, What
-from forebay.core.availability.measured import Lived
+from forebay.core.availability.history import AvailabilitySums, Incident, IncidentKind
+from forebay.core.availability.measured import LifetimeSums
 from forebay.core.cluster import Cluster, Slo
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
@@ -50,8 +50,8 @@ class IdleControlWithHistory:
         artifacts = {model["name"]: artifact("old") for model in models}
         plan = make_plan(Cluster.model_validate({"models": models}), artifacts, Places(folder), "0")
         self.now = wall_s()
-        self.chronicle = Chronicle(folder / "availability", self.journal, self.now)
-        self.standby = Standby(self.metrics, self.journal.note, self.chronicle if kept else None)
+        self.history = AvailabilityHistory(folder / "availability", self.journal, self.now)
+        self.standby = Standby(self.metrics, self.journal.note, self.history if kept else None)
         self.control.standby = self.standby
         self.control.plan = self.standby.pooled(plan)
 
@@ -76,10 +76,10 @@ class IdleControlWithHistory:
 def test_sla_reports_promise_delivery_and_budget(tmp_path: Path) -> None:
     place = IdleControlWithHistory(tmp_path)
     day_s = 86_400.0
-    lived = Lived(60 * day_s, failures=5, repairs=5, repair_s=500.0, promotions=5, promotion_s=0.5)
-    place.chronicle._add("chat", Stretch(3000.0, 2900.0, 2800.0, lived), place.now)
+    lived = LifetimeSums(60 * day_s, failures=5, repairs=5, repair_s=500.0, promotions=5, promotion_s=0.5)
+    place.history._add("chat", AvailabilitySums(3000.0, 2900.0, 2800.0, lived), place.now)
     for model in ("chat", ""):
-        place.chronicle._happened(Incident(place.now - 1, What.FAILURE, model, "chat-0", "died", 3.0))
+        place.history._add_incident(Incident(place.now - 1, IncidentKind.FAILURE, model, "chat-0", "died", 3.0))
     status, said = place.asks(period_s=int(30 * day_s))
     chat, solo = said["models"]
 

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.availability.budget import Requests, budget, kept
-from forebay.core.availability.history import GAP_S_MIN, HOUR_S, Gap, Sight, Stretch, gaps, stretch
-from forebay.core.availability.measured import Lived
+from forebay.core.availability.budget import Requests, budget, objective_result
+from forebay.core.availability.history import (
+    GAP_S_MIN,
+    HOUR_S,
+    AvailabilitySums,
+    Gap,
+    ServingObservation,
+    gaps,
+    sums_of,
+)
+from forebay.core.availability.measured import LifetimeSums
 
 DAY_S = 86_400.0
 
@@ -17,17 +25,19 @@ DAY_S = 86_400.0
 @pytest.mark.parametrize(
     ("sight", "up", "full"),
     [
-        (Sight(2, 2, 3, True), True, True),
-        (Sight(2, 1, 1, True), True, False),
-        (Sight(2, 0, 0, True), False, False),
-        (Sight(0, 0, 0, True), True, True),
-        (Sight(2, 2, 2, False), False, False),
-        (Sight(0, 0, 1, False), False, False),
+        (ServingObservation(2, 2, 3, True), True, True),
+        (ServingObservation(2, 1, 1, True), True, False),
+        (ServingObservation(2, 0, 0, True), False, False),
+        (ServingObservation(0, 0, 0, True), True, True),
+        (ServingObservation(2, 2, 2, False), False, False),
+        (ServingObservation(0, 0, 1, False), False, False),
     ],
 )
-def test_model_is_up_while_a_gateway_has_a_replica_or_none_is_wanted(sight: Sight, up: bool, full: bool) -> None:
-    seen = stretch(sight, 10.0)
-    assert seen == Stretch(10.0, 10.0 * up, 10.0 * full, Lived(10.0 * sight.ready))
+def test_model_is_up_while_a_gateway_has_a_replica_or_none_is_wanted(
+    sight: ServingObservation, up: bool, full: bool
+) -> None:
+    seen = sums_of(sight, 10.0)
+    assert seen == AvailabilitySums(10.0, 10.0 * up, 10.0 * full, LifetimeSums(10.0 * sight.ready))
     assert (seen + seen).down_s == 20.0 * (not up)
 
 
@@ -58,7 +68,7 @@ def test_an_hour_that_has_just_begun_or_is_about_to_end_belongs_to_the_gap_besid
 
 def test_error_budget_of_three_nines_over_thirty_days() -> None:
     requests = Requests(0.0, 1.0, ok=9_995, failed=5, refused=70, cancelled=30)
-    left = budget(0.999, 30 * DAY_S, Stretch(known_s=10 * DAY_S, up_s=10 * DAY_S - 600), requests)
+    left = budget(0.999, 30 * DAY_S, AvailabilitySums(known_s=10 * DAY_S, up_s=10 * DAY_S - 600), requests)
 
     assert isclose(left.allowed_s / 60, 43.2)
     assert isclose(left.left_s / 60, 33.2)
@@ -70,15 +80,15 @@ def test_error_budget_of_three_nines_over_thirty_days() -> None:
 
 
 def test_budget_without_requests_has_no_burn_rate() -> None:
-    nothing = budget(0.99, 60.0, Stretch(70.0, 70.0), Requests(0.0, 1.0, refused=3))
+    nothing = budget(0.99, 60.0, AvailabilitySums(70.0, 70.0), Requests(0.0, 1.0, refused=3))
     assert (nothing.burn, nothing.allowed_requests, nothing.unknown_s) == (None, 0.0, 0.0)
 
 
 def test_latency_objective_is_met_up_to_its_limit() -> None:
-    assert kept("ttft", 0.5, 7.0, []) is None
-    found = kept("ttft", 0.5, 7.0, [i / 100 for i in range(200, 0, -1)])
+    assert objective_result("ttft", 0.5, 7.0, []) is None
+    found = objective_result("ttft", 0.5, 7.0, [i / 100 for i in range(200, 0, -1)])
     assert found
     assert (found.since, found.requests, found.kept, found.p99_s) == (7.0, 200, 50, 1.98)
-    one = kept("latency", 0.5, 7.0, [0.7])
+    one = objective_result("latency", 0.5, 7.0, [0.7])
     assert one
     assert (one.kept, one.p99_s) == (0, 0.7)

@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.availability.measured import PRIOR_MTBF_S, PRIOR_MTTR_S, Lived, failing, mtbf_at_least_s
-from forebay.core.availability.spares import SPARES_MAX, Failing, enough_share, promise, spares_needed
+from forebay.core.availability.measured import (
+    PRIOR_MTBF_S,
+    PRIOR_MTTR_S,
+    LifetimeSums,
+    failure_times,
+    mtbf_at_least_s,
+)
+from forebay.core.availability.spares import (
+    SPARES_MAX,
+    FailureTimes,
+    enough_share,
+    estimate_availability,
+    spares_needed,
+)
 
 HOUR_S = 3600.0
 HALF_A_YEAR_S = 182.5 * 86_400
-BIG = Failing(HALF_A_YEAR_S, 4 * HOUR_S, parts=8)
+BIG = FailureTimes(HALF_A_YEAR_S, 4 * HOUR_S, parts=8)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +34,7 @@ BIG = Failing(HALF_A_YEAR_S, 4 * HOUR_S, parts=8)
 def test_groups_of_eight_gpus_need_more_than_one_spare_unless_repaired_quickly(
     needed: int, mttr_s: float, spares: int
 ) -> None:
-    up = Failing(HALF_A_YEAR_S, mttr_s, parts=8).replica_up
+    up = FailureTimes(HALF_A_YEAR_S, mttr_s, parts=8).replica_up
     assert spares_needed(needed, up, 0.999) == spares
 
 
@@ -47,9 +59,9 @@ def test_number_of_spares_has_hysteresis() -> None:
 
 
 def test_simulated_availability_matches_the_calculation() -> None:
-    rng, failing = Random(5), Failing(50.0, 5.0)
+    rng, failing = Random(5), FailureTimes(50.0, 5.0)
     needed, spares, switch_s, seconds = 4, 2, 0.5, 60_000.0
-    reckoned = promise(needed, spares, failing, switch_s)
+    reckoned = estimate_availability(needed, spares, failing, switch_s)
     short = _short_of_time(rng, failing, (needed, spares), seconds)
 
     assert isclose(short / seconds, 1 - reckoned.enough, rel_tol=0.15)
@@ -58,7 +70,7 @@ def test_simulated_availability_matches_the_calculation() -> None:
     assert reckoned.any > reckoned.enough
 
 
-def _short_of_time(rng: Random, failing: Failing, fleet: tuple[int, int], seconds: float) -> float:
+def _short_of_time(rng: Random, failing: FailureTimes, fleet: tuple[int, int], seconds: float) -> float:
     """For how long fewer than are needed were up: replicas that fail and are repaired, each by itself."""
     needed, spares = fleet
     up = [True] * (needed + spares)
@@ -76,20 +88,20 @@ def test_the_ends_of_the_scale() -> None:
     assert enough_share(3, 0, 1.0) == enough_share(0, 0, 0.3) == 1.0
     assert enough_share(3, 5, 0.0) == 0.0
     assert spares_needed(100, 0.2, 0.999) is None
-    nothing = promise(0, 0, BIG, 1.0)
+    nothing = estimate_availability(0, 0, BIG, 1.0)
     assert (nothing.any, nothing.enough, nothing.switching) == (0.0, 1.0, 0.0)
-    hopeless = promise(50, 1, Failing(1.0, 1.0), 10.0)
+    hopeless = estimate_availability(50, 1, FailureTimes(1.0, 1.0), 10.0)
     assert (hopeless.switching, hopeless.full) == (1.0, 0.0)
 
 
 def test_prior_is_replaced_by_observations() -> None:
-    assert failing(Lived()) == Failing(PRIOR_MTBF_S, PRIOR_MTTR_S)
-    year = Lived(replica_s=365 * 86_400.0, failures=99, repairs=99, repair_s=99 * 60.0)
-    both = failing(year + Lived(promotions=1, promotion_s=0.2))
+    assert failure_times(LifetimeSums()) == FailureTimes(PRIOR_MTBF_S, PRIOR_MTTR_S)
+    year = LifetimeSums(replica_s=365 * 86_400.0, failures=99, repairs=99, repair_s=99 * 60.0)
+    both = failure_times(year + LifetimeSums(promotions=1, promotion_s=0.2))
     assert isclose(both.mtbf_s, 395 * 86_400 / 100)
     assert isclose(both.mttr_s, (900 + 99 * 60) / 100)
 
 
 @pytest.mark.parametrize(("failures", "at_most"), [(0, 2.996), (1, 4.744), (3, 7.754), (10, 16.96)])
 def test_the_bound_is_the_one_of_the_tables_and_the_rule_of_three(failures: int, at_most: float) -> None:
-    assert isclose(mtbf_at_least_s(Lived(1000.0, failures)), 1000 / at_most, rel_tol=1e-3)
+    assert isclose(mtbf_at_least_s(LifetimeSums(1000.0, failures)), 1000 / at_most, rel_tol=1e-3)

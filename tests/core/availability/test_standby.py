@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.availability.standby import coming, resting, serving
+from forebay.core.availability.standby import future_standbys, serving, standby_replicas
 from forebay.core.model import Replica, ReplicaState
 
 READY = ReplicaState.READY
@@ -21,14 +21,14 @@ def test_surplus_ready_replicas_are_standbys_and_serving_ones_stay(
     told = {(r.id, r.generation): r for r in fleet(before)}
     replicas = fleet(now)
     ready = {(r.id, r.generation) for r in replicas if r.state is READY}
-    rest = resting(replicas, active, serving(told))
+    rest = standby_replicas(replicas, active, serving(told))
 
     assert rest <= ready
     assert len(ready - rest) == min(active, len(ready))
     stay = serving(told) & ready
     assert len(stay - rest) == min(active, len(stay))
     left = {key: r for r in replicas if (key := (r.id, r.generation)) not in rest}
-    assert resting(replicas, active, serving(left)) == rest, "another look changes nothing"
+    assert standby_replicas(replicas, active, serving(left)) == rest, "another look changes nothing"
 
 
 @given(STATES, st.integers(0, 8))
@@ -36,11 +36,11 @@ def test_starting_replica_is_published_only_while_needed(states: list[ReplicaSta
     starts = {ReplicaState.STARTING, ReplicaState.WARMING}
     all_that_start = {(r.id, r.generation) for r in fleet(states) if r.state in starts}
 
-    assert coming(fleet(states), active) == (all_that_start if states.count(READY) >= active else set())
+    assert future_standbys(fleet(states), active) == (all_that_start if states.count(READY) >= active else set())
 
 
 def test_restarted_replica_is_a_standby_while_its_stand_in_serves() -> None:
     told = {("m-1", 1): fleet([READY, READY])[1]}
     again = [*fleet([READY], generation=2), *fleet([READY, READY])[1:]]
 
-    assert resting(again, 1, serving(told)) == {("m-0", 2)}
+    assert standby_replicas(again, 1, serving(told)) == {("m-0", 2)}

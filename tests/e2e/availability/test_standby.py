@@ -45,7 +45,7 @@ def serving(cluster: Cluster) -> list[str]:
     return [f"{each.id}.{each.generation}" for each in routes(cluster, "chat").replicas if each.state == "ready"]
 
 
-def resting(cluster: Cluster) -> list[str]:
+def standbys(cluster: Cluster) -> list[str]:
     return [
         f"{each['id']}.{each['generation']}"
         for each in cluster.replicas("chat")
@@ -64,15 +64,15 @@ def test_standby_replaces_a_killed_replica_at_full_load(chat: Cluster) -> None:
             after_s["gateways are told of the stand-in"] = loop.time() - killed_at
             await load.until("it has answered", lambda: any(each.replica == spare for each in load.seen[asked:]))
             after_s["the first whole answer begun there has ended"] = loop.time() - killed_at
-            await aside("the killed one is back, and rests", lambda: resting(chat) == [f"{victim['id']}.2"], START_S)
+            await aside("the killed one is back, and rests", lambda: standbys(chat) == [f"{victim['id']}.2"], START_S)
             after_s["the killed one is back, and rests"] = loop.time() - killed_at
             await load.more(STREAMS)
         assert load.bad() == []
         assert load.shares(STREAMS).keys() == {other, spare}
         return after_s
 
-    wait_for("one rests", lambda: len(resting(chat)) == 1)
-    victim, spare = next(r for r in chat.replicas("chat") if not r["standby"]), resting(chat)[0].removesuffix(".1")
+    wait_for("one rests", lambda: len(standbys(chat)) == 1)
+    victim, spare = next(r for r in chat.replicas("chat") if not r["standby"]), standbys(chat)[0].removesuffix(".1")
     [other] = {"chat-0", "chat-1", "chat-2"} - {victim["id"], spare}
     assert sorted(serving(chat)) == sorted([f"{other}.1", f"{victim['id']}.1"])
     for what, seconds in asyncio.run(main()).items():
@@ -101,7 +101,7 @@ def test_node_drains_under_load_and_serves_again_after_undrain(chat: Cluster) ->
             node = next(node for node in NODES if before[node] == [moving])
             standing = await asyncio.to_thread(said, chat, "drain", node, "--why", "a test", "--wait")
             assert (standing["state"], standing["why"]) == ("drained", "a test")
-            await aside("one rests again", lambda: len(resting(chat)) == 1, START_S)
+            await aside("one rests again", lambda: len(standbys(chat)) == 1, START_S)
             await load.until("both serve", lambda: len(load.last()) == REPLICAS)
             after = await asyncio.to_thread(placed, chat)
             assert after[node] == []
@@ -111,20 +111,20 @@ def test_node_drains_under_load_and_serves_again_after_undrain(chat: Cluster) ->
             await load.more(STREAMS)
         return load
 
-    wait_for("one rests", lambda: len(resting(chat)) == 1, START_S)
+    wait_for("one rests", lambda: len(standbys(chat)) == 1, START_S)
     load = asyncio.run(main())
     assert load.bad() == []
 
 
 def test_standby_assignment_survives_a_control_restart(chat: Cluster) -> None:
-    wait_for("two serve, one rests", lambda: (len(serving(chat)), len(resting(chat))) == (REPLICAS, 1), START_S)
-    before, spare = serving(chat), resting(chat)
+    wait_for("two serve, one rests", lambda: (len(serving(chat)), len(standbys(chat))) == (REPLICAS, 1), START_S)
+    before, spare = serving(chat), standbys(chat)
     chat.process.kill()
     chat.process.wait()
     [alone] = asyncio.run(burst(chat.gateway_port, "chat", [0], stream=True))
     assert not alone.error
     ports = chat.gateway_port, chat.admin_port
     chat.process = launch(chat.file, chat.name, ports, chat.home).process
-    wait_for("it has a look", lambda: resting(chat) == spare, START_S)
+    wait_for("it has a look", lambda: standbys(chat) == spare, START_S)
 
     assert serving(chat) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.control.standby.sla import Served
-from forebay.core.availability.budget import Kept, Requests, kept
+from forebay.core.availability.budget import ObjectiveResult, Requests, objective_result
 from forebay.core.cluster import Slo
 from forebay.core.errors import OK
 from forebay.gateway.records.ledger import usage
@@ -54,7 +54,9 @@ def _outcomes(root: Path, day_first: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def _kept(root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, str], float]) -> dict[str, list[Kept]]:
+def _kept(
+    root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, str], float]
+) -> dict[str, list[ObjectiveResult]]:
     """How latency objectives were met, by model. `wanted`: the objective in seconds, by model and name."""
     times: dict[tuple[str, str], list[float]] = {key: [] for key in wanted}
     first = period[1]
@@ -66,9 +68,9 @@ def _kept(root: Path, period: tuple[float, float], wanted: Mapping[tuple[str, st
             for promise, seconds in _times(record):
                 if (record.model, promise) in times:
                     times[record.model, promise].append(seconds)
-    found: dict[str, list[Kept]] = {}
+    found: dict[str, list[ObjectiveResult]] = {}
     for (model, promise), seen in times.items():
-        result = kept(promise, wanted[model, promise], first, seen)
+        result = objective_result(promise, wanted[model, promise], first, seen)
         if result is not None:
             found.setdefault(model, []).append(result)
     return found

@@ -36,9 +36,9 @@ class Share(NamedTuple):
     """Why it gets fewer than it asks for; empty: it does not."""
 
 
-def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, resting: int) -> Claim:
-    """The claim of a model that also has `resting` replicas, which do not serve."""
-    more = max(model.standby, resting)
+def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, standbys: int) -> Claim:
+    """The claim of a model that also has `standbys` replicas, which do not serve."""
+    more = max(model.standby, standbys)
     fixed = len(model.slots) + more
     weight, low = model.scale.weight if model.scale else 1.0, model.placement.low_priority
     claim = Claim(it.model, fixed, fixed, gpus=gpus_of(model.placement), weight=weight, low=low)

@@ -25,7 +25,7 @@ class Look(NamedTuple):
     reports: Mapping[UnitKey, LoadReport]
     rolling: Collection[str] = ()
     """Models with an active rollout."""
-    resting: Collection[UnitKey] = ()
+    standbys: Collection[UnitKey] = ()
     """Ready replicas that get no requests."""
     duty: Mapping[str, float | None] = {}
     """The duty cycle of a model's GPUs."""
@@ -59,7 +59,7 @@ def make_reading(
     pressed = collected.models.get(model) if collected is not None else None
     if collected is None or pressed is None:
         return None
-    own = [s for s in look.state.slots if model_of(s.id) == model and not _rests(s, look.resting)]
+    own = [s for s in look.state.slots if model_of(s.id) == model and not _is_standby(s, look.standbys)]
     ready = [s for s in own if s.state is ReplicaState.READY]
     reports = [look.reports[key] for s in ready if (key := (s.id, s.generation)) in look.reports]
     several = len(ready)
@@ -93,8 +93,8 @@ def make_reading(
     )
 
 
-def _rests(s: SlotState, resting: Collection[UnitKey]) -> bool:
-    return (s.id, s.generation) in resting
+def _is_standby(s: SlotState, standbys: Collection[UnitKey]) -> bool:
+    return (s.id, s.generation) in standbys
 
 
 def _late(pressed: Pressed, slo: Slo) -> int | None:

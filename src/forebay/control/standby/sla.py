@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.control.plan import Plan, PlannedModel
-from forebay.control.standby.chronicle import Day
+from forebay.control.standby.history import Day
 from forebay.control.standby.standby import Standby
-from forebay.core.availability.budget import Budget, Kept, Requests, budget
-from forebay.core.availability.history import Gap, Incident, Stretch, gaps
-from forebay.core.availability.measured import Lived, failing, mtbf_at_least_s
-from forebay.core.availability.spares import promise, spares_needed
+from forebay.core.availability.budget import Budget, ObjectiveResult, Requests, budget
+from forebay.core.availability.history import AvailabilitySums, Gap, Incident, gaps
+from forebay.core.availability.measured import LifetimeSums, failure_times, mtbf_at_least_s
+from forebay.core.availability.spares import estimate_availability, spares_needed
 from forebay.core.cluster import Slo
 
 INCIDENTS_MAX: Final = 100
@@ -26,7 +26,7 @@ class Served:
     """A model's requests as recorded by gateways."""
 
     requests: Requests
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[ObjectiveResult, ...] = ()
 
 
 Delivered = Callable[[float, float, Mapping[str, Slo]], Mapping[str, Served]]
@@ -89,7 +89,7 @@ class ModelSla:
     """Null: there are no records."""
     success: float | None
     budget: Budget | None
-    kept: tuple[Kept, ...]
+    kept: tuple[ObjectiveResult, ...]
     incidents: tuple[Incident, ...]
 
 
@@ -120,14 +120,14 @@ def _model(
 ) -> ModelSla:
     name, (since, until) = model.routes.name, period
     hours, target = past.models.get(name, {}), model.slo.availability
-    seen = sum(hours.values(), Stretch())
+    seen = sum(hours.values(), AvailabilitySums())
     known_s = min(seen.known_s, until - since)
     requests = served.requests if served else None
-    lived = standby.chronicle.lived(name) if standby.chronicle else Lived()
+    lifetimes = standby.history.lifetimes(name) if standby.history else LifetimeSums()
     return ModelSla(
         name=name,
         target=target,
-        promise=_promise(model, lived),
+        promise=_promise(model, lifetimes),
         known_s=known_s,
         unknown_s=until - since - known_s,
         up_s=seen.up_s,
@@ -143,30 +143,30 @@ def _model(
     )
 
 
-def _promise(model: PlannedModel, lived: Lived) -> PromiseDocument:
+def _promise(model: PlannedModel, lifetimes: LifetimeSums) -> PromiseDocument:
     serve = len(model.slots) if model.active is None else model.active
     spares = max(0, len(model.slots) - serve)
-    fails, target = failing(lived), model.slo.availability
-    switch_s = GATEWAYS_S + (lived.promotion_s / lived.promotions if lived.promotions else SWITCH_S)
-    said = promise(serve, spares, fails, switch_s)
-    start_s = lived.start_s / lived.starts if lived.starts else None
+    fails, target = failure_times(lifetimes), model.slo.availability
+    switch_s = GATEWAYS_S + (lifetimes.promotion_s / lifetimes.promotions if lifetimes.promotions else SWITCH_S)
+    said = estimate_availability(serve, spares, fails, switch_s)
+    start_s = lifetimes.start_s / lifetimes.starts if lifetimes.starts else None
     return PromiseDocument(
         serve=serve,
         spares=spares,
         spares_needed=spares_needed(serve, fails.replica_up, target) if target else None,
         mtbf_s=fails.mtbf_s,
         mttr_s=fails.mttr_s,
-        replica_s=lived.replica_s,
-        failures=lived.failures,
-        repairs=lived.repairs,
-        mtbf_at_least_s=mtbf_at_least_s(lived),
+        replica_s=lifetimes.replica_s,
+        failures=lifetimes.failures,
+        repairs=lifetimes.repairs,
+        mtbf_at_least_s=mtbf_at_least_s(lifetimes),
         replica_up=fails.replica_up,
         enough=said.enough,
         any=said.any,
         switching=said.switching,
         full=said.full,
         switch_s=switch_s,
-        promotions=lived.promotions,
+        promotions=lifetimes.promotions,
         start_s=start_s,
         failure_costs=_failure_costs(serve, spares, switch_s, start_s),
         update_costs=_update_costs(serve, spares),

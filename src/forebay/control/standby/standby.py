@@ -7,10 +7,10 @@ from typing import Final
 
 from forebay.control.plan import Plan, PlannedModel, slot_of
 from forebay.control.rolling.watching import Looked
-from forebay.control.standby.chronicle import Chronicle
-from forebay.core.availability.measured import Lived, failing
+from forebay.control.standby.history import AvailabilityHistory
+from forebay.core.availability.measured import LifetimeSums, failure_times
 from forebay.core.availability.spares import spares_needed
-from forebay.core.availability.standby import coming, resting, serving
+from forebay.core.availability.standby import future_standbys, serving, standby_replicas
 from forebay.core.model import ModelRoutes, Replica, ReplicaState, Snapshot
 from forebay.core.reconcile import UnitKey
 from forebay.obs.clock import wall_s
@@ -26,19 +26,19 @@ KEEP_EVERY_S: Final = 60.0
 class Standby:
     """Tracks the standby replicas. `note` writes to the journal; the others are optional.
 
-    `chronicle` records the availability of the models; `keep` caches model files, and returns the results.
+    `history` records the availability of the models; `keep` caches model files, and returns the results.
     """
 
     def __init__(
         self,
         metrics: Metrics,
         note: Callable[..., None],
-        chronicle: Chronicle | None = None,
+        history: AvailabilityHistory | None = None,
         keep: Callable[[Plan], Awaitable[Mapping[str, str]]] | None = None,
     ) -> None:
-        self.resting: frozenset[UnitKey] = frozenset()
+        self.standbys: frozenset[UnitKey] = frozenset()
         """Of all models, as last published to the gateways."""
-        self.chronicle = chronicle
+        self.history = history
         self._keep = keep
         self._metrics = metrics
         self._note = note
@@ -54,13 +54,13 @@ class Standby:
 
     async def run(self, plan: Callable[[], Plan]) -> None:
         """Keep model files cached, until cancelled; `plan` returns the current plan."""
-        told: dict[str, str] = {}
+        noted: dict[str, str] = {}
         while self._keep is not None:
             try:
-                for model, said in (await self._keep(plan())).items():
-                    if told.get(model) != said:
-                        self._note("cached", f"{model}: {said}")
-                        told[model] = said
+                for model, result in (await self._keep(plan())).items():
+                    if noted.get(model) != result:
+                        self._note("cached", f"{model}: {result}")
+                        noted[model] = result
             except OSError as error:
                 self._note("trouble", f"cached: {error}")
             await asyncio.sleep(KEEP_EVERY_S)
@@ -78,38 +78,41 @@ class Standby:
         While a revision is being rolled out, it has no standby replicas until it serves alone.
         """
         planned = {model.routes.name: model for model in plan.models}
-        served, rest, told = serving(before), set[UnitKey](), []
+        served, on_standby, published = serving(before), set[UnitKey](), []
         for each in models:
             model, routes, mine = planned[each.name], each, frozenset[UnitKey]()
             if model.active is not None:
                 canary = {slot.id for slot in model.canary}
                 stable = tuple(r for r in each.replicas if r.id not in canary)
-                mine = resting(stable, model.active, served)
-                untold = mine | coming(stable, model.active)
-                routes = replace(each, replicas=tuple(r for r in each.replicas if (r.id, r.generation) not in untold))
+                mine = standby_replicas(stable, model.active, served)
+                hidden = mine | future_standbys(stable, model.active)
+                routes = replace(each, replicas=tuple(r for r in each.replicas if (r.id, r.generation) not in hidden))
             for replica in routes.replicas:
-                if (replica.id, replica.generation) in self.resting and replica.state is ReplicaState.READY:
+                if (replica.id, replica.generation) in self.standbys and replica.state is ReplicaState.READY:
                     self._promoted(each.name, replica)
             self._metrics.gauge("standby_replicas", each.name).set(len(mine))
-            rest |= mine
-            told.append(routes)
-        self.resting = frozenset(rest)
-        return tuple(told)
+            on_standby |= mine
+            published.append(routes)
+        self.standbys = frozenset(on_standby)
+        return tuple(published)
 
-    def remember(self, plan: Plan, looked: Looked, told: Snapshot, began: float, now: float) -> None:
-        """Record the result of a round, which `began` then, on the loop's clock. Raises OSError."""
+    def remember(self, plan: Plan, looked: Looked, published: Snapshot, began: float, now: float) -> None:
+        """Record the result of a round, and the snapshot published in it. Raises OSError.
+
+        `began`, `now`: when the round began, and the current time, on the loop's clock.
+        """
         stepped_in, self._stepped_in = self._stepped_in, []
-        if self.chronicle is not None:
+        if self.history is not None:
             for model in stepped_in:
-                self.chronicle.promoted(model, now - began)
-            self.chronicle.look(plan, looked, told, now, wall_s())
+                self.history.promoted(model, now - began)
+            self.history.record(plan, looked, published, now, wall_s())
 
     def spares(self, model: PlannedModel, had: int = 0) -> int:
         """How many spares a model with `spares: auto` needs now; `had`: its previous number."""
-        lived = self.chronicle.lived(model.routes.name) if self.chronicle is not None else Lived()
+        lifetimes = self.history.lifetimes(model.routes.name) if self.history is not None else LifetimeSums()
         target = model.slo.availability
         needed = len(model.slots) if model.active is None else model.active
-        found = spares_needed(needed, failing(lived).replica_up, target, had) if target else 0
+        found = spares_needed(needed, failure_times(lifetimes).replica_up, target, had) if target else 0
         return SPARES_MAX if found is None else min(found, SPARES_MAX)
 
     def _promoted(self, model: str, replica: Replica) -> None:

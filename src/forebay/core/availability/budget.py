@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.core.availability.history import Stretch
+from forebay.core.availability.history import AvailabilitySums
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ObjectiveResult:
     """A latency objective: how many of the successful requests since then met it."""
 
     promise: str
@@ -62,7 +62,7 @@ class Budget:
     """Burn rate by requests: at 1 the budget is used up exactly at the end of the period. None: no requests."""
 
 
-def budget(target: float, period_s: float, seen: Stretch, requests: Requests) -> Budget:
+def budget(target: float, period_s: float, seen: AvailabilitySums, requests: Requests) -> Budget:
     """The budget of a period with a target such as 0.999: 43.2 minutes of 30 days."""
     allowed = 1.0 - target
     return Budget(
@@ -77,10 +77,12 @@ def budget(target: float, period_s: float, seen: Stretch, requests: Requests) ->
     )
 
 
-def kept(promise: str, promised_s: float, since: float, times_s: Sequence[float]) -> Kept | None:
+def objective_result(
+    promise: str, promised_s: float, since: float, times_s: Sequence[float]
+) -> ObjectiveResult | None:
     """How an objective was met by requests' times, seconds; None: there were none."""
     if not times_s:
         return None
     ordered = sorted(times_s)
     last = min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)
-    return Kept(promise, promised_s, since, len(ordered), bisect_right(ordered, promised_s), ordered[last])
+    return ObjectiveResult(promise, promised_s, since, len(ordered), bisect_right(ordered, promised_s), ordered[last])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from forebay.core.availability.measured import Lived
+from forebay.core.availability.measured import LifetimeSums
 
 HOUR_S: Final = 3600
 GAP_S_MIN: Final = 30.0
@@ -16,7 +16,7 @@ GAP_S_MIN: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ServingObservation:
     """One observation of a model: replicas that should serve, that serve, that are ready; whether a gateway
     answers."""
 
@@ -37,22 +37,22 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class AvailabilitySums:
     """Sums over a period, seconds."""
 
     known_s: float = 0.0
     """Observed time."""
     up_s: float = 0.0
     full_s: float = 0.0
-    lived: Lived = field(default_factory=Lived)
+    lived: LifetimeSums = field(default_factory=LifetimeSums)
 
     @property
     def down_s(self) -> float:
         """Observed, and not usable."""
         return self.known_s - self.up_s
 
-    def __add__(self, other: "Stretch") -> "Stretch":
-        return Stretch(
+    def __add__(self, other: "AvailabilitySums") -> "AvailabilitySums":
+        return AvailabilitySums(
             self.known_s + other.known_s,
             self.up_s + other.up_s,
             self.full_s + other.full_s,
@@ -60,17 +60,17 @@ class Stretch:
         )
 
 
-def stretch(sight: Sight, seconds: float) -> Stretch:
+def sums_of(sight: ServingObservation, seconds: float) -> AvailabilitySums:
     """The sums for `seconds` of one observed state."""
-    return Stretch(
+    return AvailabilitySums(
         known_s=seconds,
         up_s=seconds if sight.up else 0.0,
         full_s=seconds if sight.full else 0.0,
-        lived=Lived(replica_s=seconds * sight.ready),
+        lived=LifetimeSums(replica_s=seconds * sight.ready),
     )
 
 
-class What(StrEnum):
+class IncidentKind(StrEnum):
     """The kind of an incident."""
 
     OUTAGE = "outage"
@@ -88,7 +88,7 @@ class Incident:
     """An incident, `at` seconds since the epoch. `lasted_s` None: its end was not observed."""
 
     at: float
-    what: What
+    what: IncidentKind
     model: str
     unit: str
     why: str

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.core.availability.spares import Failing
+from forebay.core.availability.spares import FailureTimes
 
 PRIOR_MTBF_S: Final = 30 * 86_400.0
 """Prior: a replica fails once in 30 days, whether through its process, driver or machine."""
@@ -22,7 +22,7 @@ BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
+class LifetimeSums:
     """Lifetime sums over a model's replicas. Times in seconds."""
 
     replica_s: float = 0.0
@@ -38,8 +38,8 @@ class Lived:
     start_s: float = 0.0
     """From placement until ready, over `starts`."""
 
-    def __add__(self, other: "Lived") -> "Lived":
-        return Lived(
+    def __add__(self, other: "LifetimeSums") -> "LifetimeSums":
+        return LifetimeSums(
             self.replica_s + other.replica_s,
             self.failures + other.failures,
             self.repairs + other.repairs,
@@ -51,15 +51,15 @@ class Lived:
         )
 
 
-def failing(lived: Lived) -> Failing:
+def failure_times(lived: LifetimeSums) -> FailureTimes:
     """Estimated mean times: prior and observations, weighted."""
-    return Failing(
+    return FailureTimes(
         mtbf_s=(PRIOR_FAILURES * PRIOR_MTBF_S + lived.replica_s) / (PRIOR_FAILURES + lived.failures),
         mttr_s=(PRIOR_FAILURES * PRIOR_MTTR_S + lived.repair_s) / (PRIOR_FAILURES + lived.repairs),
     )
 
 
-def mtbf_at_least_s(lived: Lived) -> float:
+def mtbf_at_least_s(lived: LifetimeSums) -> float:
     """Lower confidence bound (`CONFIDENCE`) of the time between failures, from observations alone, seconds."""
     return lived.replica_s / _failures_at_most(lived.failures)
 

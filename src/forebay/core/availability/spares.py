@@ -16,7 +16,7 @@ EASE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
+class FailureTimes:
     """Failure and repair of a part of a replica: mean times between failures and to repair, seconds."""
 
     mtbf_s: float
@@ -36,10 +36,10 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class AvailabilityEstimate:
     """The availability that a number of replicas gives, with its derivation. All shares are of time."""
 
-    failing: Failing
+    failing: FailureTimes
     needed: int
     spares: int
     switch_s: float
@@ -84,10 +84,10 @@ def spares_needed(needed: int, replica_up: float, target: float, had: int = 0) -
     return None
 
 
-def promise(needed: int, spares: int, failing: Failing, switch_s: float) -> Promise:
+def estimate_availability(needed: int, spares: int, failing: FailureTimes, switch_s: float) -> AvailabilityEstimate:
     """The availability of `needed` replicas with `spares` ready spares; without spares there is no switching."""
     rate_per_s = needed * failing.parts / failing.mtbf_s
-    return Promise(
+    return AvailabilityEstimate(
         failing=failing,
         needed=needed,
         spares=spares,

@@ -11,7 +11,7 @@ from forebay.core.model import Replica, ReplicaState
 from forebay.core.reconcile import UnitKey
 
 
-def resting(replicas: Iterable[Replica], active: int, serving: Collection[UnitKey]) -> frozenset[UnitKey]:
+def standby_replicas(replicas: Iterable[Replica], active: int, serving: Collection[UnitKey]) -> frozenset[UnitKey]:
     """The replicas that are on standby while `active` should serve.
 
     `serving`: those that served, as last published. They keep serving while they are ready; then others follow by id.
@@ -22,7 +22,7 @@ def resting(replicas: Iterable[Replica], active: int, serving: Collection[UnitKe
     return frozenset((r.id, r.generation) for r in ready[active:])
 
 
-def coming(replicas: Iterable[Replica], active: int) -> frozenset[UnitKey]:
+def future_standbys(replicas: Iterable[Replica], active: int) -> frozenset[UnitKey]:
     """The replicas that will be on standby once they are ready, because `active` others are ready.
 
     A gateway uses any published replica that reports ready, and may learn of that before control does.

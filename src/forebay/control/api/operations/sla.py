@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from forebay.control.api.services import AdminCall, Handler
-from forebay.control.standby.chronicle import past
+from forebay.control.standby.history import past
 from forebay.control.standby.sla import Sla, make_sla
 from forebay.core.errors import Code, Refusal
 from forebay.obs.clock import wall_s
@@ -18,9 +18,9 @@ async def sla(call: AdminCall) -> Sla:
     """The SLA report of every model, or of one."""
     services, query = call.services, call.request.query_params
     standby, model = services.control.standby, admin_request.name(query, "model")
-    if standby is None or standby.chronicle is None:
+    if standby is None or standby.history is None:
         raise Refusal(Code.CONFLICT, "This cluster does not record availability.")
-    chronicle = standby.chronicle
+    history = standby.history
     period_s = admin_request.number(query.get("period_s", str(PERIOD_S)), "period_s")
     if not 1 <= period_s <= PERIOD_S_MAX:
         raise Refusal(Code.INVALID_REQUEST, f"period_s: expected 1 to {PERIOD_S_MAX} seconds", "period_s")
@@ -28,14 +28,14 @@ async def sla(call: AdminCall) -> Sla:
     if not plan.models:
         there = ", ".join(each.routes.name for each in services.control.plan.models)
         raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}; there is: {there}.", "model")
-    chronicle.save()
+    history.save()
     until = wall_s()
     since = until - period_s
     promised = {each.routes.name: each.slo for each in plan.models}
 
     def read() -> Sla:
         served = services.delivered(since, until, promised) if services.delivered is not None else {}
-        return make_sla(plan, standby, past(chronicle.folder, since, until), served, (since, until))
+        return make_sla(plan, standby, past(history.folder, since, until), served, (since, until))
 
     return await services.threads(read)
 
