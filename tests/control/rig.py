@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from tests.control.units import local
 
-from forebay.control.journal import Happened, Journal
+from forebay.control.journal import Journal, JournalEvent
 from forebay.control.loop import Controller
 from forebay.control.placing.placer import Placer
 from forebay.control.plan import Places, Plan, PlannedModel
@@ -68,7 +68,7 @@ class Rig:
     def snapshot(self) -> Snapshot:
         return msgspec.json.decode(Places(self.folder).snapshot.read_bytes(), type=Snapshot)
 
-    def events(self, unit: str = "") -> list[Happened]:
+    def events(self, unit: str = "") -> list[JournalEvent]:
         return [e for e in self.journal.events if unit in ("", e.unit)]
 
     async def until(self, holds: Callable[[], object]) -> None:

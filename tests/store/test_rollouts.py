@@ -18,11 +18,11 @@ from forebay.core.deploy.slots import Held
 from forebay.core.rollout import Arm, Observation, Rate, Rules, Score, State, Time, begin, effects, judge, observe
 from forebay.store import events
 from forebay.store.database import Conflict, Store, StoreError, open_store
-from forebay.store.rollouts import Happening, Rollouts, Row, Target, replay
+from forebay.store.rollouts import RolloutEvent, Rollouts, Row, Target, replay
 from forebay.store.schema import ALIASES, EVENTS, HEAD, ROLLOUTS
 
 RULES = Rules((Score("quality", paired=True), Rate("errors"), Time("ttft", both_ways=True), Score("grade")), 0.1)
-NOW = Happening("rollout.started", 5.0, "ann", "why not")
+NOW = RolloutEvent("rollout.started", 5.0, "ann", "why not")
 
 
 def row(model: str = "chat", **changes: Any) -> Row:
@@ -55,7 +55,7 @@ def test_rollouts_are_numbered_and_round_trip(store: Store, rollouts: Rollouts) 
     assert rollouts.begin(row("embed"), NOW).rollout.id == "embed:1"
     ended = replace(first, rollout=replace(first.rollout, phase=Phase.PROMOTED))
     target = Target("chat", "r-new", "r-old", (3,), 6.0, "ann", "it is better")
-    after = rollouts.change(ended, [Happening("rollout.promoted", 6.0, "control")], target)
+    after = rollouts.change(ended, [RolloutEvent("rollout.promoted", 6.0, "control")], target)
     assert after.version == 2
     second = rollouts.begin(row(), NOW)
     assert second.rollout.id == "chat:2"
@@ -96,7 +96,7 @@ def test_clusters_sharing_a_store_are_isolated(store: Store, rollouts: Rollouts)
     other = Rollouts(lambda: store, "other")
     assert other.known() == other.known().__class__()
     assert other.begin(row(), NOW).rollout.id == "chat:1"
-    other.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
+    other.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), RolloutEvent("target.set", 6.0, "ann"))
     assert rollouts.known().targets == ()
     assert len(other.known().targets) == 1
     with store.read() as connection:
@@ -143,7 +143,7 @@ def test_unreadable_document_is_named(store: Store, rollouts: Rollouts, column: 
 
 
 def test_unreadable_target_is_named(store: Store, rollouts: Rollouts) -> None:
-    rollouts.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), Happening("target.set", 6.0, "ann"))
+    rollouts.point(Target("chat", "r-new", "r-old", (0,), 6.0, "ann"), RolloutEvent("target.set", 6.0, "ann"))
     with store.write() as connection:
         connection.execute(text("UPDATE targets SET indices = '[-'"))
     with pytest.raises(StoreError, match="target of chat: its slots"):

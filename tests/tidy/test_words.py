@@ -30,7 +30,7 @@ BROAD_HANDLERS = {
     "src/forebay/control/loop.py": "a mistake in one round must not end the loop that keeps everything alive",
     "src/forebay/control/quality/quality.py": "a mistake in judging answers must not end control",
     "src/forebay/control/deploying.py": "a mistake about one rollout must not end control",
-    "src/forebay/control/scaling/book.py": "a mistake in writing down what is learned must not end control",
+    "src/forebay/control/scaling/storing.py": "a mistake in writing down what is learned must not end control",
     "src/forebay/engines/tensor/python/backend.py": "a model may raise anything, and its batch gets an answer",
     "src/forebay/modelserver/http/front.py": "a mistake in a load must not end the task group of the server",
     "src/forebay/modelserver/http/generating.py": "a mistake with one answer must not stop those who call back",

@@ -22,7 +22,7 @@ from forebay.control.api.server import AdminServer
 from forebay.control.api.services import Catalogue, Services
 from forebay.control.deploying import Deployments
 from forebay.control.health.health import Health
-from forebay.control.journal import Happened, Journal
+from forebay.control.journal import Journal, JournalEvent
 from forebay.control.keyring import key_ring
 from forebay.control.leading.term import Leading, Term
 from forebay.control.leasing import make_leases
@@ -234,7 +234,7 @@ def build(
     cluster: Cluster,
     artifacts: Mapping[str, Artifact],
     places: Places,
-    tell: Callable[[Happened], None],
+    tell: Callable[[JournalEvent], None],
     *,
     home: Path,
     read: Callable[[], Cluster] | None = None,
@@ -267,7 +267,7 @@ def build(
     scales = scales_of(cluster, home, guard)
     health = _health(cluster, nodes_of(cluster, home, guard), journal, metrics, lambda: reload.cluster.nodes)
     placer = Placer(this_machine(), estimate, lambda: health.excluded, lambda: health.readings, journal.note)
-    health.homeless = placer.without
+    health.unplaceable = placer.without
     control = Controller(
         plan,
         provider,

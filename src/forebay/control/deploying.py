@@ -16,15 +16,23 @@ from typing import Final
 from forebay.control.plan import Plan, PlannedModel
 from forebay.control.probe import Prober
 from forebay.control.quality.quality import Quality
+from forebay.control.rolling.events import (
+    DONE,
+    FILE,
+    UNKNOWN_PACE,
+    command_events,
+    control_events,
+    start_event,
+    target_after,
+)
 from forebay.control.rolling.judged import aims
 from forebay.control.rolling.ledger import Ledger
 from forebay.control.rolling.pace import Pace
 from forebay.control.rolling.preparing import Preparer
 from forebay.control.rolling.recalling import Recall
 from forebay.control.rolling.shaping import Shaper, base_held, deployed, ready_of
-from forebay.control.rolling.telling import DONE, FILE, UNKNOWN_PACE, happenings, said, started, target_after
 from forebay.control.rolling.validating import check_plan, new_rollout
-from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Run, Standing
+from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Standing
 from forebay.control.rolling.watching import Looked, Watch
 from forebay.core.deploy.counting import Counted, Cursor, moved
 from forebay.core.deploy.evidence import observations
@@ -37,10 +45,11 @@ from forebay.core.reconcile import ObservedUnit
 from forebay.core.rollout import State as Evidence
 from forebay.core.rollout import Verdict, effects, judge, observe
 from forebay.obs.clock import wall_s
+from forebay.store.access import RunBlocking
 from forebay.store.database import StoreError
-from forebay.store.rollouts import Happening, Rollouts, Row, Target
+from forebay.store.rollouts import RolloutEvent, Rollouts, Row, Target
 
-__all__ = ["DeployRefused", "Deployments", "RevisionSource", "RolloutRequest", "Run", "Standing"]
+__all__ = ["DeployRefused", "Deployments", "RevisionSource", "RolloutRequest", "RunBlocking", "Standing"]
 
 EVIDENCE_EVERY_S: Final = 5.0
 """How often evidence is stored while nothing else changes."""
@@ -61,7 +70,7 @@ class Deployments:
         self,
         records: Rollouts,
         source: RevisionSource,
-        run: Run,
+        run: RunBlocking,
         *,
         note: Callable[[str, str], None],
         quality: Quality | None = None,
@@ -135,7 +144,7 @@ class Deployments:
             now = wall_s()
             row = replace(row, rollout=replace(row.rollout, since=now), created_at=now, created_by=actor)
             self._preparer.forget(request.model, row.rollout.canary)
-            kept = await ledger.begin(row, started(row, why))
+            kept = await ledger.begin(row, start_event(row, why))
             self._wake()
             return self._standing(kept)
 
@@ -155,7 +164,7 @@ class Deployments:
             if command in (Command.ABORT, Command.PAUSE):
                 rollout = replace(rollout, why=f"{DONE[command]} by {actor}{f': {why}' if why else ''}")
             following = replace(row, rollout=rollout, held=_held(row.held, seen.wanted, asks, rollout))
-            return self._standing(await self._change(row, following, said(command, actor, why, wall)))
+            return self._standing(await self._change(row, following, command_events(command, actor, why, wall)))
 
     def under_way(self, model: str) -> Rollout | None:
         """The active rollout of a model."""
@@ -232,12 +241,12 @@ class Deployments:
             if row is not None:
                 await self._end(row, new.why, now, new)
             else:
-                await ledger.point(new, Happening("target.set", now, FILE, new.why))
+                await ledger.point(new, RolloutEvent("target.set", now, FILE, new.why))
 
     async def _end(self, row: Row, why: str, now: float, target: Target | None = None) -> None:
         """End a rollout because of the cluster file."""
         ended = replace(row, rollout=back(row.rollout, why, now))
-        await self._change(row, ended, (Happening("rollout.rolled_back", now, FILE, why),), target)
+        await self._change(row, ended, (RolloutEvent("rollout.rolled_back", now, FILE, why),), target)
 
     def shaped(self, plan: Plan, units: Iterable[ObservedUnit]) -> Plan:
         """The plan with the stored revisions, and a slot for each of their replicas."""
@@ -382,11 +391,11 @@ class Deployments:
                 await self._change(row, replace(following, counted=current.counted))
 
     async def _change(
-        self, row: Row, following: Row, events: tuple[Happening, ...] = (), target: Target | None = None
+        self, row: Row, following: Row, events: tuple[RolloutEvent, ...] = (), target: Target | None = None
     ) -> Row:
         """Store a change, with control's own events if no operator requested it. Raises `StoreError`."""
         now, name = wall_s(), row.rollout.model
-        events = events or happenings(row, following, now)
+        events = events or control_events(row, following, now)
         model = self._models.get(name)
         if target is None and model is not None:
             target = target_after(following, model, self._ledger.targets.get(name), now)

@@ -17,7 +17,7 @@ TEXT_CHARS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class JournalEvent:
     """One event. `unit` is empty if it is about control itself; `at` is wall time."""
 
     number: int
@@ -33,11 +33,11 @@ class Happened:
 class Journal:
     """Keeps the events. `tell` is called with each at once."""
 
-    def __init__(self, path: Path, tell: Callable[[Happened], None]) -> None:
+    def __init__(self, path: Path, tell: Callable[[JournalEvent], None]) -> None:
         self._file = _File(path, maxBytes=FILE_BYTES_MAX, backupCount=1, encoding="utf-8", delay=True)
         self._tell = tell
         self._number = 0
-        self.events: deque[Happened] = deque(maxlen=EVENTS_MAX)
+        self.events: deque[JournalEvent] = deque(maxlen=EVENTS_MAX)
 
     def note(
         self, kind: str, why: str, *, unit: str = "", generation: int = 0, state: str = "", last_words: str = ""
@@ -45,13 +45,13 @@ class Journal:
         """Record an event."""
         self._number += 1
         words = last_words[-TEXT_CHARS_MAX:]
-        happened = Happened(self._number, wall_s(), kind, unit, generation, state, why[:TEXT_CHARS_MAX], words)
-        self.events.append(happened)
-        line = msgspec.json.encode(happened).decode()
+        event = JournalEvent(self._number, wall_s(), kind, unit, generation, state, why[:TEXT_CHARS_MAX], words)
+        self.events.append(event)
+        line = msgspec.json.encode(event).decode()
         self._file.handle(logging.LogRecord("forebay.control", logging.INFO, "", 0, line, None, None))
-        self._tell(happened)
+        self._tell(event)
 
-    def since(self, number: int) -> list[Happened]:
+    def since(self, number: int) -> list[JournalEvent]:
         """The events after that number, as far as they are kept."""
         return [event for event in self.events if event.number > number]
 

@@ -70,7 +70,7 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class RolloutEvent:
     """The event of a change: who did what when, and why."""
 
     kind: str
@@ -126,7 +126,7 @@ class Rollouts:
         asked = asked.order_by(ROLLOUTS.c.ended, newest.desc(), ROLLOUTS.c.model).limit(several)
         return tuple(_row(row) for row in connection.execute(asked).mappings())
 
-    def begin(self, row: Row, happening: Happening) -> Row:
+    def begin(self, row: Row, event: RolloutEvent) -> Row:
         """Store a new rollout and give it an id. Raises `Conflict` if the model has an active one."""
         model = row.rollout.model
         own = (ROLLOUTS.c.cluster == self._cluster) & (ROLLOUTS.c.model == model)
@@ -149,18 +149,18 @@ class Rollouts:
                     **_columns(row),
                 )
             )
-            self._note(connection, happening, row)
+            self._note(connection, event, row)
         return row
 
-    def change(self, row: Row, happenings: Sequence[Happening], target: Target | None = None) -> Row:
+    def change(self, row: Row, events: Sequence[RolloutEvent], target: Target | None = None) -> Row:
         """Store the new state of a rollout, and the resulting target. Raises `Conflict` if it was changed
         concurrently."""
         with self._opening.store().write() as connection:
             self._replace(connection, row)
             if target is not None:
                 self._put(connection, target)
-            for happening in happenings:
-                self._note(connection, happening, row, target)
+            for event in events:
+                self._note(connection, event, row, target)
         return replace(row, version=row.version + 1)
 
     def _replace(self, connection: Connection, row: Row) -> None:
@@ -173,18 +173,18 @@ class Rollouts:
         if connection.execute(update(ROLLOUTS).where(same).values(values)).rowcount != 1:
             raise Conflict(f"rollout {row.rollout.id} was changed concurrently")
 
-    def point(self, target: Target, happening: Happening) -> None:
+    def point(self, target: Target, event: RolloutEvent) -> None:
         """Set the revision that a model serves, whatever it served before."""
         with self._opening.store().write() as connection:
             self._put(connection, target)
             document = Written(target=target)
             events.append(
                 connection,
-                at=happening.at,
-                actor=happening.actor,
-                kind=happening.kind,
+                at=event.at,
+                actor=event.actor,
+                kind=event.kind,
                 subject=f"model/{target.model}",
-                why=happening.why,
+                why=event.why,
                 document=document,
                 cluster=self._cluster,
             )
@@ -195,7 +195,7 @@ class Rollouts:
         values = {**msgspec.structs.asdict(target), "indices": _text(target.indices)}
         connection.execute(insert(TARGETS).values(cluster=self._cluster, **values))
 
-    def _note(self, connection: Connection, what: Happening, row: Row, target: Target | None = None) -> None:
+    def _note(self, connection: Connection, what: RolloutEvent, row: Row, target: Target | None = None) -> None:
         events.append(
             connection,
             at=what.at,

@@ -10,7 +10,7 @@ from tests.cli.deploy.test_commands import Api, api, refused, run
 
 from forebay.cli.nodes import view, work
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.telling import DeviceStanding, Standing
+from forebay.control.health.documents import DeviceStanding, Standing
 from forebay.control.placing.rows import PlacedNode, PlacedReplica
 
 __all__ = ["api"]

@@ -11,11 +11,11 @@ from forebay.cli.deploy.client import Admin
 from forebay.cli.main import app
 from forebay.cli.settings import UserError
 from forebay.control.api.documents import ScalingDocument, Scalings
-from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.state import DecisionRecord, Setting
 from forebay.control.scaling.values import LimitUse
 
-LOAD = Told(1000.0, 1060.0, 2, 3, "load", "31 requests under way need 3", {"in_flight": 31.4})
-SAME = Told(1061.0, 1090.0, 3, 3, "steady", "31 requests under way need 3", {"in_flight": 31.0, "min": 1.0})
+LOAD = DecisionRecord(1000.0, 1060.0, 2, 3, "load", "31 requests under way need 3", {"in_flight": 31.4})
+SAME = DecisionRecord(1061.0, 1090.0, 3, 3, "steady", "31 requests under way need 3", {"in_flight": 31.0, "min": 1.0})
 CHAT = ScalingDocument("chat", "auto", "forebay", 3, 3, 1, 8, None, 12.3, SAME, "", (LOAD, SAME))
 FIXED = ScalingDocument("embed", "fixed", None, 1, 1, None, None, None, None, None, "")
 

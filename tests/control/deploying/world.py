@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from tests.control.fakes.provider import MemoryProvider
 
 from forebay.control.deploying import DeployRefused
-from forebay.control.journal import Happened
+from forebay.control.journal import JournalEvent
 from forebay.control.plan import Artifact, Places, Plan, make_plan
 from forebay.control.probe import Prober
 from forebay.core.cluster import Cluster
@@ -88,7 +88,7 @@ class World:
     engine_restarts: dict[str, int] = field(default_factory=dict)
     """By slot."""
     samples: list[Sample] = field(default_factory=list)
-    journal: list[Happened] = field(default_factory=list)
+    journal: list[JournalEvent] = field(default_factory=list)
     acted: Callable[[], None] = lambda: None
     """Called after each action of control."""
 

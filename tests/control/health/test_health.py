@@ -310,7 +310,7 @@ def test_drain_without_room_elsewhere_requires_force() -> None:
         with pytest.raises(NodeRefused, match="chat-0: there is no other node that serves"):
             await health.drain("local", "ada", "")
         rig.nodes = (NodeSettings(name="local"), NodeSettings(name="b"))
-        health.homeless = lambda node: (f"chat-0: of {node} needs 16 GiB, b has 12",)
+        health.unplaceable = lambda node: (f"chat-0: of {node} needs 16 GiB, b has 12",)
         with pytest.raises(NodeRefused, match="needs 16 GiB"):
             await health.drain("local", "ada", "")
         assert health.excluded == Excluded()
@@ -355,7 +355,7 @@ def test_store_outage_keeps_health_in_memory_and_writes_later() -> None:
         assert rig.kinds().count("store_trouble") == 1
         assert health.trouble
         rig.store.down = False
-        health._retry_at = 0.0
+        health._use._retry_at = 0.0
         await health.look()
         assert [event.kind for event in rig.store.events] == ["device.quarantined", "node.drained"]
         assert not health.trouble
@@ -374,14 +374,14 @@ def test_state_read_after_an_outage_is_merged_and_newer_changes_win() -> None:
         late = rig.health()
         await late.begin()
         assert late.excluded == Excluded()
-        rig.store.down, late._retry_at = False, 0.0
+        rig.store.down, late._use._retry_at = False, 0.0
         await late.look()
         assert late.excluded == first.excluded
         rig.store.down = True
         third = rig.health()
         await third.begin()
         await third.undrain("local", "bob", "")
-        rig.store.down, third._retry_at = False, 0.0
+        rig.store.down, third._use._retry_at = False, 0.0
         await third.look()
         assert third.excluded == Excluded({}, first.excluded.devices)
         rig.store.kept["local"] = Kept("{", 9)

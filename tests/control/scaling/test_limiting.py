@@ -8,8 +8,8 @@ from tests.control.deploying.world import World, artifact, wait
 from tests.control.scaling.rig import controlled, plan_of, play
 
 from forebay.control.plan import Places, Plan, PlannedModel, make_plan
-from forebay.control.scaling.kept import Scaled
 from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
+from forebay.control.scaling.state import ScalingState
 from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest
 from forebay.control.standby.standby import Standby
 from forebay.core.cluster import Cluster
@@ -47,13 +47,13 @@ def test_standby_count_is_taken_from_the_pool(plan: Plan) -> None:
 
 
 def test_claim_includes_decision_and_standby_replicas(models: dict[str, PlannedModel]) -> None:
-    chat, it = models["chat"], Scaled("chat")
+    chat, it = models["chat"], ScalingState("chat")
 
     assert claim_of(it, chat, decided(5), 0) == Claim("chat", 6, 2, gpus=GPU, weight=3.0)
     it.wanted = 4
     assert claim_of(it, chat, decided(5, held=True), 2) == Claim("chat", 7, 3, 6, 6, GPU, 3.0)
     assert claim_of(it, chat, decided(5, shadow=True), 0) == Claim("chat", 2, 2, gpus=GPU, weight=3.0)
-    assert claim_of(Scaled("other"), models["other"], None, 0) == Claim("other", 3, 3, low=True)
+    assert claim_of(ScalingState("other"), models["other"], None, 0) == Claim("other", 3, 3, low=True)
 
 
 def test_shares_exclude_standby_replicas() -> None:
@@ -95,7 +95,7 @@ def test_limited_scale_up_leaves_other_models_their_replicas(tmp_path: Path) -> 
             await it.rig.until(lambda: "scale.limited" in it.kinds)
             await wait(60.0)
             assert it.slots == ["chat-0", "chat-1", "other-0", "other-1"]
-            last = it.scaler.standing("chat")[0].told[-1]
+            last = it.scaler.standing("chat")[0].decisions[-1]
             assert (last.wanted, last.reason, last.figures["asked"]) == (2, "limit", 6)
             assert last.why.endswith("6 would do, but all 4 of `limits.replicas` are used: chat 2, other 2")
             assert it.kinds.count("scale.limited") == 1
@@ -126,7 +126,7 @@ def test_a_model_with_unknown_load_loses_no_replica_to_others(tmp_path: Path) ->
             await it.rig.until(lambda: "chat-1" in it.slots)
             await wait(300.0)
             assert it.slots == ["chat-0", "chat-1", "other-0", "other-1", "other-2"]
-            assert it.scaler.standing("other")[0].told[-1].reason == "unknown"
+            assert it.scaler.standing("other")[0].decisions[-1].reason == "unknown"
 
     play(tmp_path, test)
 

@@ -36,7 +36,7 @@ def test_replicas_follow_the_load_with_recorded_decisions(tmp_path: Path) -> Non
         it.crowd.load = 2.0
         await it.has(1)
         assert it.kinds[0] == "scale.changed"
-        wanted = [move.wanted for move in it.scaler.standing()[0].told if move.wanted != move.before]
+        wanted = [move.wanted for move in it.scaler.standing()[0].decisions if move.wanted != move.before]
         assert wanted[-1] == 1
         assert max(wanted) == 6
 
@@ -51,11 +51,11 @@ def test_predicted_ttft_rule_scales_up_and_holds_while_predictions_are_missing(t
         it.crowd.predicted_ttft_s = None  # as of a gateway that is older, or has learned nothing yet
         await wait(400.0)
         assert len(it.slots) == 3
-        last = it.scaler.standing()[0].told[-1]
+        last = it.scaler.standing()[0].decisions[-1]
         assert (last.reason, last.why) == ("unknown", "predicted_ttft_s is not known: no replica is removed")
         it.crowd.predicted_ttft_s = 0.1
         await it.has(1)
-        assert it.scaler.standing()[0].told[-1].figures["predicted_ttft_s"] == 0.1
+        assert it.scaler.standing()[0].decisions[-1].figures["predicted_ttft_s"] == 0.1
 
     run_story(tmp_path, story, {"max": 3, "signal": "predicted_ttft_s", "target": 1.0})
 
@@ -70,7 +70,7 @@ def test_requests_per_gpu_rule_counts_gpus_per_replica(
         it.crowd.load = 8.0
         await it.has(several)
         await wait(5.0)
-        assert it.scaler.standing()[0].told[-1].figures["requests_per_gpu"] == pytest.approx(each, rel=0.01)
+        assert it.scaler.standing()[0].decisions[-1].figures["requests_per_gpu"] == pytest.approx(each, rel=0.01)
 
     run_story(tmp_path, story, {"signal": "requests_per_gpu"}, placement=placement)
 
@@ -109,7 +109,7 @@ def test_unresponsive_gateway_prevents_scale_down(tmp_path: Path) -> None:
             it.crowds["gateway-0"].load = 8.0
             await wait(120.0)
             assert len(it.slots) == 4
-            assert it.scaler.standing()[0].told[-1].reason == "unknown"
+            assert it.scaler.standing()[0].decisions[-1].reason == "unknown"
             it.crowds["gateway-0"].silent = False
             await wait(60.0)
             assert len(it.slots) == 4
@@ -140,8 +140,8 @@ def test_scaling_continues_after_control_was_killed(tmp_path: Path) -> None:
         again = await started(world, plan_of(world), it.crowds)
         await wait(60.0)
         assert len(again.slots) == 5
-        assert again.scaler.standing()[0].told[-1].wanted == 5
-        assert max(move.wanted for move in again.scaler.standing()[0].told) == 5
+        assert again.scaler.standing()[0].decisions[-1].wanted == 5
+        assert max(move.wanted for move in again.scaler.standing()[0].decisions) == 5
         assert world.provider.placed["chat-4"] == 1
         await again.rig.kill()
 

@@ -11,7 +11,7 @@ from tests.control.deploying.rig import SWIFT
 from tests.control.deploying.world import World, wait
 from tests.control.scaling.rig import HPA, Scaling, controlled, plan_of, play, started
 
-from forebay.control.scaling.kept import Document, Scaled
+from forebay.control.scaling.state import Document, ScalingState
 from forebay.control.scaling.values import ScaleRefused, ScalingRequest
 from forebay.core.deploy.rollout import Phase
 from forebay.store import events
@@ -49,7 +49,7 @@ def test_manual_setting_overrides_load_and_survives_restarts(tmp_path: Path) -> 
         await wait(30.0)
         assert len(it.slots) == 3
         [standing] = it.scaler.standing("chat")
-        assert (standing.setting.by, standing.told[-1].reason) == ("ann", "set")
+        assert (standing.setting.by, standing.decisions[-1].reason) == ("ann", "set")
         await it.scaler.set(ScalingRequest("chat"), "bob")
         await it.has(1)
         assert [(kind, actor) for kind, actor, _ in history(world)] == [
@@ -140,7 +140,7 @@ def test_shadow_mode_reports_decisions_without_scaling(tmp_path: Path) -> None:
         await wait(20.0)
         assert it.slots == ["chat-0"]
         assert it.kinds == ["scale.would_change"]
-        assert not it.scaler.standing()[0].told[-1].done
+        assert not it.scaler.standing()[0].decisions[-1].done
         assert not it.rig.world.routes.on_demand
 
     run_story(tmp_path, story, {**HPA, "shadow": True, "min": 0})
@@ -175,7 +175,7 @@ def test_rollout_in_progress_allows_only_scale_up(tmp_path: Path) -> None:
         await rig.reaches(Phase.SETTLING, 300.0)
         await wait(350.0)
         assert len(rig.control.plan.models[0].slots) == 4
-        assert it.scaler.standing()[0].told[-1].reason == "wait"
+        assert it.scaler.standing()[0].decisions[-1].reason == "wait"
         await rig.reaches(Phase.PROMOTED)
         await it.has(1)
         assert world.provider.placed["chat-0"] == 1
@@ -219,12 +219,12 @@ def test_lost_commit_response_records_no_second_event(tmp_path: Path) -> None:
 
 
 def test_incompatible_stored_state_keeps_only_manual_settings() -> None:
-    it = Scaled("chat")
+    it = ScalingState("chat")
     it.take('{"setting": {"replicas": 3}, "memory": {"changes": 7}, "wanted": 3}')
-    assert (it.setting.replicas, it.wanted, it.memory) == (3, 3, Scaled("x").memory)
+    assert (it.setting.replicas, it.wanted, it.autoscaler) == (3, 3, ScalingState("x").autoscaler)
     it.take("no json")
     assert it.setting.replicas == 3
-    again = Scaled("chat")
+    again = ScalingState("chat")
     again.take(it.text())
     assert again.text() == it.text()
     assert msgspec.json.decode(it.text(), type=Document).wanted == 3

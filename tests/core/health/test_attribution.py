@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.core.health import DeviceReading, hit, inherited, lightest
+from forebay.core.health import DeviceReading, devices_hit, inherited, lightest
 from forebay.core.health.attribution import pci_of
 from forebay.core.health.settings import HealthSettings, health_conflicts
 
@@ -24,7 +24,7 @@ ALL = (GPU, OTHER, ONE, TWO)
     ],
 )
 def test_an_error_of_a_gpu_hits_its_slices_and_one_of_a_slice_only_that(named: str, whom: tuple[str, ...]) -> None:
-    assert hit(named, ALL) == whom
+    assert devices_hit(named, ALL) == whom
 
 
 def test_a_slice_has_what_only_its_gpu_can_tell() -> None:

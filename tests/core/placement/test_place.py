@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.core.placement.fits import options
-from forebay.core.placement.place import STEPS_MAX, homeless, place
+from forebay.core.placement.place import STEPS_MAX, place, unplaceable
 from forebay.core.placement.taken import Taken, claim_of
 from forebay.core.placement.values import GIB, Claim, Device, Need, Node, Spot
 
@@ -273,9 +273,9 @@ def test_drain_is_checked_for_replicas_that_fit_nowhere() -> None:
     nodes = (node("a", gib=8), node("b", gib=4))
     wanted = [need("m-0", 3), need("n-0", 3)]
     claims = [runs(each, nodes[0]) for each in wanted]
-    assert homeless(nodes, claims, wanted, "b") == {}
-    assert homeless(nodes, claims, wanted[:1], "a") == {}
-    assert homeless(nodes, claims, wanted, "a") == {
+    assert unplaceable(nodes, claims, wanted, "b") == {}
+    assert unplaceable(nodes, claims, wanted[:1], "a") == {}
+    assert unplaceable(nodes, claims, wanted, "a") == {
         "n-0": "fits nowhere: a is to be drained; b has 1 GiB of memory free of 4, 3 needed"
     }
 

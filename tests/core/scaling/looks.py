@@ -7,8 +7,8 @@ from itertools import pairwise
 import msgspec
 
 from forebay.core.scaling.decide import decide
-from forebay.core.scaling.memory import Memory
 from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.state import AutoscalerState
 from forebay.core.scaling.values import Decision, Reading
 
 T0 = 1_715_385_600.0
@@ -38,7 +38,7 @@ class Model:
     anyway: float = 0.0
     """Share of the answers that are late however little there is to do."""
     now: float = T0
-    memory: Memory = field(default_factory=Memory)
+    state: AutoscalerState = field(default_factory=AutoscalerState)
     decisions: list[Decision] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
     late: float = 0.0
@@ -57,10 +57,10 @@ class Model:
         self._starts = [at for at in self._starts if at > self.now]
         reading = self._reading(per_s)
         seen = replace(reading, **other) if known else None  # type: ignore[arg-type]
-        decision, memory = decide(self.scale, self.memory, seen, self.now, current=self.replicas)
-        self.memory = memory
+        decision, state = decide(self.scale, self.state, seen, self.now, current=self.replicas)
+        self.state = state
         if len(self.wanted) % self.kept_every == 0:
-            self.memory = msgspec.json.decode(msgspec.json.encode(memory), type=Memory)
+            self.state = msgspec.json.decode(msgspec.json.encode(state), type=AutoscalerState)
         change = decision.wanted - self.replicas
         if change > 0:
             self._starts += [self.now + self.cold_s] * change

@@ -17,11 +17,11 @@ from forebay.core.scaling.capacity import (
     WEIGHT_MIN,
     Capacity,
     Cell,
-    fitted,
+    fit,
     gather,
-    noted,
     room,
     unloaded,
+    with_responses,
 )
 
 
@@ -32,7 +32,7 @@ def shown(rate: float, free: float, loads: tuple[float, ...], sizes: tuple[int, 
         for load in loads:
             per_replica = load * rate * room(replicas, free) / replicas
             strain = 0.1 if load < 0.99 else 3.0 * load
-            cells = noted(cells, replicas, per_replica, 300, strain)
+            cells = with_responses(cells, replicas, per_replica, 300, strain)
     return cells
 
 
@@ -40,7 +40,7 @@ def shown(rate: float, free: float, loads: tuple[float, ...], sizes: tuple[int, 
 def test_true_capacity_is_found(free: float) -> None:
     loads = tuple(0.5 + 0.06 * step for step in range(16))
 
-    found = fitted(shown(100.0, free, loads, (1, 2, 4, 8, 12)))
+    found = fit(shown(100.0, free, loads, (1, 2, 4, 8, 12)))
 
     assert found.known
     for replicas in (2, 6, 12):
@@ -48,14 +48,14 @@ def test_true_capacity_is_found(free: float) -> None:
 
 
 def test_capacity_exceeds_an_easily_served_load() -> None:
-    found = fitted(shown(100.0, 0.6, (0.3, 0.5), (4,)))
+    found = fit(shown(100.0, 0.6, (0.3, 0.5), (4,)))
 
     assert not found.known
     assert found.of(4) == pytest.approx(0.5 * 100 * room(4, 0.6) * (1 + REACH), rel=0.1)
 
 
 def test_if_all_loads_were_too_much_it_is_less_than_the_least_of_them() -> None:
-    found = fitted(noted((), 4, 10.0, 1000, 8.0))
+    found = fit(with_responses((), 4, 10.0, 1000, 8.0))
 
     assert found.known
     assert 5 <= found.of(4) / 4 < 10
@@ -65,9 +65,9 @@ def flat(strain: float, times: float, answers: float = 400, *more: float) -> tup
     """Of four replicas: so much strain from load 100 to so many times of it, and another one at each load above."""
     cells: tuple[Cell, ...] = ()
     for step in range(round(math.log(times) / STEP) + 1):
-        cells = noted(cells, 4, 100 * math.exp(step * STEP), answers, strain)
+        cells = with_responses(cells, 4, 100 * math.exp(step * STEP), answers, strain)
     for step, each in enumerate(more, 1):
-        cells = noted(cells, 4, 100 * times * math.exp(step * STEP), answers, each)
+        cells = with_responses(cells, 4, 100 * times * math.exp(step * STEP), answers, each)
     return cells
 
 
@@ -75,8 +75,8 @@ def test_what_is_late_at_any_load_is_not_counted_but_what_load_adds_is() -> None
     clean, odd = flat(0.0, 2.0, 400, 0.0, 3.0, 6.0), flat(2.0, 2.0, 400, 2.0, 5.0, 8.0)
 
     assert (unloaded(clean), unloaded(odd)) == (0.0, pytest.approx(2.0))
-    assert fitted(odd, anyway=unloaded(odd)) == pytest.approx(fitted(clean))
-    assert fitted(clean).known
+    assert fit(odd, anyway=unloaded(odd)) == pytest.approx(fit(clean))
+    assert fit(clean).known
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_chance_does_not_hide_what_is_late_at_any_load(seed: int) -> None:
     cells: tuple[Cell, ...] = ()
     for _ in range(300):
         late = sum(rng.random() < share for _ in range(100))
-        cells = noted(cells, rng.randrange(8, 18), 20_000 / rng.uniform(8, 18), 100, late)
+        cells = with_responses(cells, rng.randrange(8, 18), 20_000 / rng.uniform(8, 18), 100, late)
 
     assert unloaded(cells) == pytest.approx(100 * share, rel=0.25)
 
 
 def test_between_what_was_borne_and_what_was_too_much_it_is_in_the_middle() -> None:
-    cells = noted(noted((), 4, 10.0, 1000, 0.0), 4, 11.0, 1000, 9.0)
+    cells = with_responses(with_responses((), 4, 10.0, 1000, 0.0), 4, 11.0, 1000, 9.0)
 
-    assert fitted(cells).of(4) / 4 == pytest.approx(math.sqrt(110), rel=0.05)
+    assert fit(cells).of(4) / 4 == pytest.approx(math.sqrt(110), rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,9 +117,9 @@ def test_a_little_more_or_less_strain_does_not_change_the_capacity_by_much(seed:
     rng = Random(seed)
     cells: tuple[Cell, ...] = ()
     for step in range(40):
-        cells = noted(cells, 30, 3000 * 1.06**step, 500, 0.4 * 1.06**step * rng.uniform(0.3, 1.7))
+        cells = with_responses(cells, 30, 3000 * 1.06**step, 500, 0.4 * 1.06**step * rng.uniform(0.3, 1.7))
 
-    rates = [fitted(cells, 0.5 * 1.02**step, (0.6,)).rate for step in range(80)]
+    rates = [fit(cells, 0.5 * 1.02**step, (0.6,)).rate for step in range(80)]
 
     assert rates == sorted(rates)
     assert max(after / before for before, after in pairwise(rates)) < 1.2
@@ -127,30 +127,30 @@ def test_a_little_more_or_less_strain_does_not_change_the_capacity_by_much(seed:
 
 
 def test_few_answers_give_no_estimate() -> None:
-    assert fitted(()) == Capacity()
-    assert fitted(noted((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0
+    assert fit(()) == Capacity()
+    assert fit(with_responses((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0
 
 
 def test_late_answers_by_chance_among_many_in_time_mean_nothing() -> None:
-    cells = noted(noted((), 4, 10.0, 20, 5.0), 4, 12.0, 4000, 0.1)
+    cells = with_responses(with_responses((), 4, 10.0, 20, 5.0), 4, 12.0, 4000, 0.1)
 
-    assert not fitted(cells).known
+    assert not fit(cells).known
 
 
 def test_a_cell_forgets_as_much_as_comes() -> None:
-    cells = noted((), 1, 1.0, CELL_WEIGHT_MAX, 10.0)
+    cells = with_responses((), 1, 1.0, CELL_WEIGHT_MAX, 10.0)
     for _ in range(5):
-        cells = noted(cells, 1, 1.0, CELL_WEIGHT_MAX / 2, 0.0)
+        cells = with_responses(cells, 1, 1.0, CELL_WEIGHT_MAX / 2, 0.0)
 
     assert cells == (Cell(1, 0, CELL_WEIGHT_MAX, 0.3125),)
-    assert noted(cells, 1, 1.0, 2 * CELL_WEIGHT_MAX, 7.0)[0].strain == 7.0
+    assert with_responses(cells, 1, 1.0, 2 * CELL_WEIGHT_MAX, 7.0)[0].strain == 7.0
 
 
 def test_cells_are_bounded_and_in_order() -> None:
     rng = Random(1)
     cells: tuple[Cell, ...] = ()
     for _ in range(2 * CELLS_MAX):
-        cells = noted(cells, rng.randrange(1, 40), rng.uniform(1, 1000), rng.randrange(1, 90), 0.5)
+        cells = with_responses(cells, rng.randrange(1, 40), rng.uniform(1, 1000), rng.randrange(1, 90), 0.5)
 
     assert len(cells) == CELLS_MAX
     assert all(one[:2] < other[:2] for one, other in pairwise(cells))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.core.scaling.looks import BUSY, QUIET, T0, Model
 
 from forebay.core.scaling.decide import CHANGES_MAX, GAP_S, bounds, decide, value_of
-from forebay.core.scaling.memory import Memory
 from forebay.core.scaling.schedule import Hours
 from forebay.core.scaling.settings import Limit, Pace, Policy, Scale, Signal
+from forebay.core.scaling.state import AutoscalerState
 from forebay.core.scaling.values import Reading, Reason
 
 HPA = Scale(10, policy=Policy.HPA, target=4.0, limits=())
@@ -35,14 +35,14 @@ def test_hours_of_the_schedule_have_bounds_of_their_own_and_the_first_entry_coun
 def test_replicas_for_hours_of_the_schedule_are_there_when_these_begin() -> None:
     scale = Scale(8, 1, schedule=(DAY,), lead_s=120.0)
 
-    early, _ = decide(scale, Memory(), QUIET, MONDAY + 8 * 3600 - 121, current=1)
-    soon, _ = decide(scale, Memory(), QUIET, MONDAY + 8 * 3600 - 119, current=1)
+    early, _ = decide(scale, AutoscalerState(), QUIET, MONDAY + 8 * 3600 - 121, current=1)
+    soon, _ = decide(scale, AutoscalerState(), QUIET, MONDAY + 8 * 3600 - 119, current=1)
 
     assert (early.wanted, soon.wanted, soon.reason) == (1, 3, Reason.BOUND)
 
 
 def test_replicas_above_the_maximum_are_removed_immediately() -> None:
-    decision, _ = decide(Scale(4), Memory(), BUSY, T0, current=6)
+    decision, _ = decide(Scale(4), AutoscalerState(), BUSY, T0, current=6)
 
     assert (decision.wanted, decision.reason) == (4, Reason.BOUND)
     assert "`max` is 4" in decision.why
@@ -67,7 +67,7 @@ def test_telemetry_outage_and_the_time_after_it_remove_nothing(policy: Policy) -
 def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> None:
     scale = Scale(8, 2, schedule=(DAY,))
 
-    said = [decide(scale, Memory(), None, T0, current=current)[0] for current in (1, 11, 14)]
+    said = [decide(scale, AutoscalerState(), None, T0, current=current)[0] for current in (1, 11, 14)]
     assert [(each.wanted, each.reason, each.why) for each in said] == [
         (2, Reason.BOUND, "the load is not known, but `min` is 2 now"),
         (11, Reason.UNKNOWN, "the load is not known: no replica is removed"),
@@ -116,10 +116,10 @@ def test_a_signal_above_its_limit_for_its_time_asks_for_more() -> None:
 
 def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
     scale = replace(HPA, limits=(Limit(Signal.KV_USE, 0.9, 10.0),))
-    memory, decisions = Memory(), []
+    state, decisions = AutoscalerState(), []
     for tick in range(200):
         reading = replace(QUIET, at=T0 + tick * 5, ready=4, kv_use=0.8)
-        decision, memory = decide(scale, memory, reading, reading.at, current=4)
+        decision, state = decide(scale, state, reading, reading.at, current=4)
         decisions.append(decision)
 
     assert {decision.wanted for decision in decisions} == {4}
@@ -128,19 +128,19 @@ def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
 
 def test_limits_that_change_are_watched_anew() -> None:
     one, two = Limit(Signal.DUTY, 0.7, 0.0), Limit(Signal.BUSY, 0.7, 0.0)
-    _, memory = decide(Scale(9, limits=(one,)), Memory(), replace(BUSY, duty=0.9), T0, current=1)
+    _, state = decide(Scale(9, limits=(one,)), AutoscalerState(), replace(BUSY, duty=0.9), T0, current=1)
 
-    _, after = decide(Scale(9, limits=(one, two)), memory, replace(BUSY, duty=0.9), T0 + 5, current=1)
+    _, after = decide(Scale(9, limits=(one, two)), state, replace(BUSY, duty=0.9), T0 + 5, current=1)
 
-    assert (memory.above, after.above) == ((T0,), (T0, None))
+    assert (state.above, after.above) == ((T0,), (T0, None))
 
 
 def test_additions_wait_for_their_window_and_keep_their_pace() -> None:
-    memory, seen, current = Memory(), [], 1
+    state, seen, current = AutoscalerState(), [], 1
     scale = replace(HPA, up=Pace(30.0, 2, 60.0))
     for tick in range(60):
         reading = replace(BUSY, at=T0 + tick * 5, ready=current, in_flight=40.0)
-        decision, memory = decide(scale, memory, reading, reading.at, current=current)
+        decision, state = decide(scale, state, reading, reading.at, current=current)
         seen.append(decision.wanted - current)
         current = decision.wanted
 
@@ -160,13 +160,13 @@ def test_removals_keep_their_pace_too() -> None:
 
 
 @pytest.fixture(scope="module")
-def calm() -> Memory:
+def calm() -> AutoscalerState:
     """Of a model that one replica has sufficed for an hour."""
-    memory = Memory()
+    state = AutoscalerState()
     for tick in range(720):
         reading = replace(BUSY, at=T0 + tick * 5, arrivals=1, completions=1)
-        _, memory = decide(Scale(10, ttft_s=1.0), memory, reading, reading.at, current=1)
-    return memory
+        _, state = decide(Scale(10, ttft_s=1.0), state, reading, reading.at, current=1)
+    return state
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,9 @@ def calm() -> Memory:
     [(1200, 900, 1, False), (1200, 900, 2, True), (5000, 900, 1, True), (5000, 100, 1, False), (900, 1200, 1, True)],
     ids=["back and forth", "two do not come back", "an hour ago", "just added", "one way"],
 )
-def test_replica_count_does_not_flap(calm: Memory, removed_s: float, added_s: float, fewer: int, goes: bool) -> None:
+def test_replica_count_does_not_flap(
+    calm: AutoscalerState, removed_s: float, added_s: float, fewer: int, goes: bool
+) -> None:
     """One was removed, and one added, so long ago: are so many removed now?"""
     now = T0 + 3600
     changes = tuple(sorted([(now - removed_s, -1), (now - added_s, 1)]))
@@ -186,13 +188,13 @@ def test_replica_count_does_not_flap(calm: Memory, removed_s: float, added_s: fl
 
 
 def test_remembered_changes_are_bounded() -> None:
-    memory, current = Memory(), 1
+    state, current = AutoscalerState(), 1
     for tick in range(3 * CHANGES_MAX):
         low = 1 + tick % 2
-        decision, memory = decide(Scale(low, low), memory, QUIET, T0 + tick, current=current)
+        decision, state = decide(Scale(low, low), state, QUIET, T0 + tick, current=current)
         current = decision.wanted
 
-    assert len(memory.changes) == CHANGES_MAX
+    assert len(state.changes) == CHANGES_MAX
 
 
 @pytest.mark.parametrize(
@@ -244,21 +246,21 @@ def test_a_rule_takes_nothing_away_while_its_signal_is_unknown_and_goes_on_when_
     policy: Policy, signal: Signal, current: int, before: list[float]
 ) -> None:
     scale = Scale(9, policy=policy, signal=signal, target=1.0, limits=())
-    memory, now, known = Memory(), T0, "in_flight" if signal is Signal.REQUESTS_PER_GPU else signal.value
+    state, now, known = AutoscalerState(), T0, "in_flight" if signal is Signal.REQUESTS_PER_GPU else signal.value
     for value in before:
         now += 5.0
         reading = replace(BUSY, at=now, ready=current, gpus=1.0, **{known: value})
-        _, memory = decide(scale, memory, reading, now, current=current)
+        _, state = decide(scale, state, reading, now, current=current)
     for _ in range(100):
         now += 5.0
-        decision, memory = decide(scale, memory, replace(UNKNOWN, at=now, ready=current), now, current=current)
+        decision, state = decide(scale, state, replace(UNKNOWN, at=now, ready=current), now, current=current)
         assert (decision.wanted, decision.reason) == (current, Reason.UNKNOWN)
         assert decision.why == f"{signal} is not known: no replica is removed"
     seen = []
     for _ in range(100):
         now += 5.0
         reading = replace(BUSY, at=now, ready=current, gpus=1.0, **{known: 0.01})
-        decision, memory = decide(scale, memory, reading, now, current=current)
+        decision, state = decide(scale, state, reading, now, current=current)
         seen.append(decision.wanted)
     assert seen[-1] <= max(1, current // 2)
 
@@ -276,10 +278,10 @@ def test_what_is_predicted_and_what_a_gpu_has_may_be_limited_under_every_policy(
     policy: Policy, signal: Signal, more: dict[str, float]
 ) -> None:
     scale = Scale(9, policy=policy, ttft_s=9.0, tpot_s=1.0, target=100.0, limits=(Limit(signal, 1.0, 20.0),))
-    memory, seen = Memory(), []
+    state, seen = AutoscalerState(), []
     for tick in range(6):
         reading = replace(BUSY, at=T0 + tick * 5, ready=2, **more)
-        decision, memory = decide(scale, memory, reading, reading.at, current=2)
+        decision, state = decide(scale, state, reading, reading.at, current=2)
         seen.append(decision)
 
     assert [each.wanted for each in seen[:4]] == [2] * 4
@@ -309,7 +311,7 @@ def test_decisions_stay_within_bounds_and_memory_survives(
             assert low <= decision.wanted <= high
             assert known or decision.wanted >= before
             assert decision.why
-    assert len(msgspec.json.encode(model.memory)) < 65_536
+    assert len(msgspec.json.encode(model.state)) < 65_536
 
 
 def more(reading: Reading, by: int, busier: float) -> Reading:
@@ -333,7 +335,7 @@ def test_more_of_everything_never_means_fewer_replicas(per_s: float, ticks: int,
     looks(model, per_s, ticks)
     reading = replace(BUSY, at=model.now + 5.0, ready=model.ready, pending=model.replicas - model.ready)
 
-    less, _ = decide(model.scale, model.memory, reading, reading.at, current=model.replicas)
-    much, _ = decide(model.scale, model.memory, more(reading, by, busier), reading.at, current=model.replicas)
+    less, _ = decide(model.scale, model.state, reading, reading.at, current=model.replicas)
+    much, _ = decide(model.scale, model.state, more(reading, by, busier), reading.at, current=model.replicas)
 
     assert much.wanted >= less.wanted

@@ -10,8 +10,8 @@ from tests.core.scaling.looks import QUIET, T0, turns
 
 from forebay.core.scaling.decide import decide
 from forebay.core.scaling.learned import FULL_S, FULL_TIMES
-from forebay.core.scaling.memory import Memory
 from forebay.core.scaling.settings import Pace, Scale
+from forebay.core.scaling.state import AutoscalerState
 from forebay.core.scaling.values import Decision, Reading, Reason
 
 PLACES = 4
@@ -27,7 +27,7 @@ class Crowd:
     cold_s: float = 10.0
     replicas: int = 1
     now: float = T0
-    memory: Memory = field(default_factory=Memory)
+    state: AutoscalerState = field(default_factory=AutoscalerState)
     decisions: list[Decision] = field(default_factory=list)
     _starts: list[float] = field(default_factory=list)
 
@@ -43,8 +43,8 @@ class Crowd:
             prompt_tokens=100 * done, completions=done, output_tokens=50 * done, waiting=self.clients - held,
             in_flight=float(self.clients), busy=held / ready / PLACES if ready else None, cold_start_s=self.cold_s,
         )  # fmt: skip
-        decision, self.memory = decide(
-            self.scale, self.memory, reading if known else None, self.now, current=self.replicas
+        decision, self.state = decide(
+            self.scale, self.state, reading if known else None, self.now, current=self.replicas
         )
         more = decision.wanted - self.replicas
         self._starts = self._starts + [self.now + self.cold_s] * more if more > 0 else self._starts[: more or None]
@@ -112,10 +112,10 @@ def test_reason_names_waiting_requests_and_full_replicas() -> None:
 )
 def test_insufficient_evidence_changes_nothing(seen: dict[str, object]) -> None:
     full: dict[str, object] = {"ready": 2, "waiting": 3, "in_flight": 11.0, "busy": 1.0}
-    memory, wanted = Memory(), set()
+    state, wanted = AutoscalerState(), set()
     for second in range(1, 31):
         reading = replace(QUIET, at=T0 + second, since_s=1.0, **(full | seen))  # type: ignore[arg-type] # by name
-        decision, memory = decide(Scale(9), memory, reading, reading.at, current=2)
+        decision, state = decide(Scale(9), state, reading, reading.at, current=2)
         wanted.add(decision.wanted)
 
     assert wanted == {2}
@@ -124,9 +124,9 @@ def test_insufficient_evidence_changes_nothing(seen: dict[str, object]) -> None:
 def test_why_says_that_there_was_no_replica_a_moment_ago() -> None:
     asleep = replace(QUIET, at=T0 + 1, since_s=1.0, ready=0, pending=1, waiting=1, in_flight=1.0)
     awake = replace(QUIET, at=T0 + 9, since_s=8.0, ready=1, arrivals=1, prompt_tokens=9, completions=1)
-    memory, whys = Memory(), []
+    state, whys = AutoscalerState(), []
     for reading in (asleep, awake, replace(awake, at=T0 + 130, since_s=121.0)):
-        decision, memory = decide(Scale(9), memory, reading, reading.at, current=1)
+        decision, state = decide(Scale(9), state, reading, reading.at, current=1)
         whys.append(decision.why)
 
     assert whys[1] == "too little is known about the load yet: there was no replica 8 s ago"
@@ -134,9 +134,9 @@ def test_why_says_that_there_was_no_replica_a_moment_ago() -> None:
 
 
 def looks(readings: list[Reading]) -> Decision:
-    memory = Memory()
+    state = AutoscalerState()
     for reading in readings:
-        decision, memory = decide(Scale(9), memory, reading, reading.at, current=2)
+        decision, state = decide(Scale(9), state, reading, reading.at, current=2)
     return decision
 
 

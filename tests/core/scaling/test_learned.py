@@ -10,8 +10,8 @@ from tests.core.scaling.looks import BUSY, QUIET, T0, Model, turns
 
 from forebay.core.scaling.decide import decide
 from forebay.core.scaling.learned import Learned, wish
-from forebay.core.scaling.memory import Memory
 from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.state import AutoscalerState
 from forebay.core.scaling.values import Reason
 
 SCALE = Scale(30, ttft_s=1.0, tpot_s=0.1)
@@ -25,20 +25,20 @@ def lived(model: Model, seconds: float, per_s: float, noise: float = 0.0, seed: 
 
 
 @pytest.fixture(scope="module")
-def knowing() -> Memory:
+def knowing() -> AutoscalerState:
     """Of a model whose load has gone up and down for hours, twice over."""
     model = Model(SCALE, replicas=2, tick_s=10.0)
     for tick in range(1200):
         model.look(20 * (1.1 + math.sin(tick / 100)) * (1 + 0.1 * math.sin(tick)))
-    return model.memory
+    return model.state
 
 
-def going_on(memory: Memory, replicas: int, cold_s: float = 60.0) -> Model:
-    assert memory.known_at
-    return Model(SCALE, replicas=replicas, memory=memory, now=memory.known_at, cold_s=cold_s, tick_s=10.0)
+def going_on(state: AutoscalerState, replicas: int, cold_s: float = 60.0) -> Model:
+    assert state.known_at
+    return Model(SCALE, replicas=replicas, state=state, now=state.known_at, cold_s=cold_s, tick_s=10.0)
 
 
-def test_it_learns_what_a_replica_can_do(knowing: Memory) -> None:
+def test_it_learns_what_a_replica_can_do(knowing: AutoscalerState) -> None:
     able, free = knowing.learned.capacity, knowing.learned.capacity.free
 
     assert able.known
@@ -47,7 +47,7 @@ def test_it_learns_what_a_replica_can_do(knowing: Memory) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_under_a_constant_load_it_changes_its_mind_at_most_twice_an_hour(knowing: Memory, seed: int) -> None:
+def test_under_a_constant_load_it_changes_its_mind_at_most_twice_an_hour(knowing: AutoscalerState, seed: int) -> None:
     model = lived(going_on(knowing, 8), 2 * 3600, 22.0, noise=0.15, seed=seed)
 
     assert turns(model.wanted) <= 4
@@ -55,7 +55,7 @@ def test_under_a_constant_load_it_changes_its_mind_at_most_twice_an_hour(knowing
 
 
 @pytest.mark.slow
-def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing: Memory) -> None:
+def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing: AutoscalerState) -> None:
     model = lived(going_on(knowing, 3, cold_s=100.0), 1800, 4.0)
     before = model.replicas
     lived(model, 160, 20.0)
@@ -69,7 +69,7 @@ def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing:
 
 
 @pytest.mark.slow
-def test_surplus_replicas_are_removed_and_the_rest_suffices(knowing: Memory) -> None:
+def test_surplus_replicas_are_removed_and_the_rest_suffices(knowing: AutoscalerState) -> None:
     model = lived(going_on(knowing, 20), 3600, 20.0)
 
     assert 5 < model.replicas < 12
@@ -77,11 +77,11 @@ def test_surplus_replicas_are_removed_and_the_rest_suffices(knowing: Memory) -> 
     assert {Reason.SPARE, Reason.STEADY} <= {decision.reason for decision in model.decisions}
 
 
-def test_no_replica_is_removed_while_requests_wait(knowing: Memory) -> None:
+def test_no_replica_is_removed_while_requests_wait(knowing: AutoscalerState) -> None:
     model = lived(going_on(knowing, 12), 900, 4.0)
     reading = replace(BUSY, at=model.now + 5, since_s=5.0, ready=model.replicas, waiting=3)
 
-    decision, _ = wish(SCALE, model.memory.learned, reading, reading.at, 12)
+    decision, _ = wish(SCALE, model.state.learned, reading, reading.at, 12)
 
     assert decision.wanted == 12
     assert "but requests wait" in decision.why
@@ -89,7 +89,7 @@ def test_no_replica_is_removed_while_requests_wait(knowing: Memory) -> None:
 
 def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
     """Sixteen of them get no more from one replica than it does; with late answers it is too little all the same."""
-    memory, current, wanted = Memory(), 1, []
+    state, current, wanted = AutoscalerState(), 1, []
     for tick in range(500):
         each = 16 / current
         rate = current * 4 * each / (each + 2)
@@ -99,9 +99,9 @@ def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
             prompt_tokens=round(rate * 2500), output_tokens=round(rate * 500), in_flight=16.0,
             late=round(late * rate * 5), cold_start_s=5.0,
         )  # fmt: skip
-        decision, memory = decide(
+        decision, state = decide(
             Scale(6, ttft_s=1.0, down=replace(SCALE.down, window_s=20.0)),
-            memory,
+            state,
             reading,
             reading.at,
             current=current,
@@ -118,15 +118,15 @@ def test_one_wakes_for_what_one_has_done_though_three_did_it_before() -> None:
         QUIET, since_s=5.0, ready=3, arrivals=25, prompt_tokens=350, completions=25, in_flight=0.1, busy=0.1,
         cold_start_s=5.0,
     )  # fmt: skip
-    memory, scale = Memory(), Scale(9, 0, latency_s=60.0)
+    state, scale = AutoscalerState(), Scale(9, 0, latency_s=60.0)
     for tick in range(60):
-        _, memory = decide(scale, memory, replace(little, at=T0 + tick * 5), T0 + tick * 5, current=3)
-    borne = memory.learned.capacity
+        _, state = decide(scale, state, replace(little, at=T0 + tick * 5), T0 + tick * 5, current=3)
+    borne = state.learned.capacity
     asked = replace(QUIET, at=T0 + 300, ready=0, arrivals=1, prompt_tokens=14, waiting=1, in_flight=1.0)
 
-    woken, _ = decide(scale, memory, asked, asked.at, current=0)
+    woken, _ = decide(scale, state, asked, asked.at, current=0)
 
-    assert borne.need(memory.learned.traffic.level) > 1
+    assert borne.need(state.learned.traffic.level) > 1
     assert (woken.wanted, woken.reason) == (1, Reason.WAKE)
 
 
@@ -166,19 +166,19 @@ def test_it_learns_without_late_answers_being_counted_or_anything_promised(scale
         dense = 1 + use**3 / (1 - use)
         model.look(per_s, late=None, ttft_s=0.1 * dense**2, tpot_s=0.03 * dense)
 
-    assert model.memory.learned.capacity.known
+    assert model.state.learned.capacity.known
     assert model.late / model.answers < 0.1
     assert 2 < max(model.wanted[250:]) < 20
 
 
 def test_requests_that_take_long_one_at_a_time_are_no_reason_for_more_replicas() -> None:
     """Three clients, answers of 2 s whatever there is, 4 s promised: three replicas are as quick as any number."""
-    memory, current, wanted = Memory(), 1, []
+    state, current, wanted = AutoscalerState(), 1, []
     for tick in range(500):
         reading = replace(
             BUSY, at=T0 + tick * 5, ready=current, arrivals=8, completions=8, in_flight=3.0, late=None, ttft_s=None
         )
-        decision, memory = decide(Scale(20, latency_s=4.0), memory, reading, reading.at, current=current)
+        decision, state = decide(Scale(20, latency_s=4.0), state, reading, reading.at, current=current)
         current = decision.wanted
         wanted.append(current)
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_judged_teaches_nothing() -> None:
     for _ in range(100):
         model.look(1.0, late=None, ttft_s=None)
 
-    assert model.memory.learned.cells == ()
+    assert model.state.learned.cells == ()
 
 
 def test_latencies_are_compared_with_objectives_where_late_answers_are_not_counted() -> None:
@@ -201,17 +201,17 @@ def test_latencies_are_compared_with_objectives_where_late_answers_are_not_count
         slow.look(1.0, late=None, ttft_s=0.5, tpot_s=9.0)
         fast.look(1.0, late=None, ttft_s=0.01, tpot_s=0.001)
 
-    assert slow.memory.learned.strain > 1 > fast.memory.learned.strain
+    assert slow.state.learned.strain > 1 > fast.state.learned.strain
 
 
-def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowing: Memory) -> None:
+def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowing: AutoscalerState) -> None:
     model = Model(Scale(5, 0, ttft_s=1.0), replicas=0, cold_s=50.0)
 
     lived(model, 110, 0.4)
     lived(model, 300, 0.4)
 
     assert max(model.wanted) == 1
-    assert model.memory.learned.strain == 0.0
+    assert model.state.learned.strain == 0.0
 
 
 def test_lead_time_is_configured_or_measured() -> None:
@@ -224,5 +224,5 @@ def test_lead_time_is_configured_or_measured() -> None:
     assert (measured.lead_s, kept.lead_s, said.lead_s) == (200.0, 200.0, 10.0)
 
 
-def test_memory_stays_small(knowing: Memory) -> None:
+def test_memory_stays_small(knowing: AutoscalerState) -> None:
     assert len(msgspec.json.encode(knowing)) < 40_000

@@ -12,8 +12,8 @@ from forebay.core.scaling.season import (
     Season,
     Way,
     best,
-    expected,
-    learned,
+    forecast,
+    with_level,
 )
 
 DAY_S = 86_400.0
@@ -32,18 +32,18 @@ def lived(load: Callable[[float], float], days: float, horizon_s: float = 1800.0
     season = Season()
     for tick in range(int(days * DAY_S / every_s)):
         at = T0 + tick * every_s
-        season = learned(season, load(at), 0.0, horizon_s, at)
+        season = with_level(season, load(at), 0.0, horizon_s, at)
     return season
 
 
 def test_nothing_is_known_at_first_but_the_trend() -> None:
     assert best(Season()) == 0
-    assert expected(Season(), 100.0, 0.1, 60.0, T0) == 106.0
+    assert forecast(Season(), 100.0, 0.1, 60.0, T0) == 106.0
 
 
 @pytest.mark.parametrize(("slope", "found"), [(1e6, 100 * RATIO_MAX), (-1e6, 100 / RATIO_MAX)])
 def test_a_trend_has_an_end(slope: float, found: float) -> None:
-    assert expected(Season(), 100.0, slope, 60.0, T0) == found
+    assert forecast(Season(), 100.0, slope, 60.0, T0) == found
 
 
 def test_after_a_day_the_time_of_the_day_counts() -> None:
@@ -53,7 +53,7 @@ def test_after_a_day_the_time_of_the_day_counts() -> None:
     assert best(season) == 1
     for hours in (0, 3, 9, 15, 21):
         at = now + 3600 * hours
-        assert expected(season, by_day(at), 0.0, 1800.0, at) == pytest.approx(by_day(at + 1800), rel=0.06)
+        assert forecast(season, by_day(at), 0.0, 1800.0, at) == pytest.approx(by_day(at + 1800), rel=0.06)
 
 
 def test_after_a_week_the_time_of_the_week_counts_where_days_differ() -> None:
@@ -61,7 +61,7 @@ def test_after_a_week_the_time_of_the_week_counts_where_days_differ() -> None:
 
     assert best(season) == 2
     eve = next(at for at in (T0 + (15 + day) * DAY_S for day in range(7)) if by_week(at) < by_week(at - 60) / 2)
-    assert expected(season, by_week(eve - 900), 0.0, 1800.0, eve - 900) < by_week(eve - 900) / 2
+    assert forecast(season, by_week(eve - 900), 0.0, 1800.0, eve - 900) < by_week(eve - 900) / 2
 
 
 def test_a_load_without_a_season_is_left_to_the_trend() -> None:
@@ -77,7 +77,7 @@ def test_a_load_without_a_season_is_left_to_the_trend() -> None:
 def test_hours_without_load_fall_back_to_the_trend() -> None:
     season = lived(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
 
-    assert expected(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0
+    assert forecast(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0
     assert len(season.forecasts) <= OPEN_MAX
 
 
@@ -86,7 +86,7 @@ def test_a_week_is_remembered_with_more_weight_on_the_last_one() -> None:
     twice = flat
     for tick in range(int(7 * DAY_S / 600)):
         at = T0 + 7.1 * DAY_S + tick * 600
-        twice = learned(twice, 200.0, 0.0, 600.0, at)
+        twice = with_level(twice, 200.0, 0.0, 600.0, at)
 
     assert len(twice.week) == WEEK_BINS
     assert min(twice.week) == pytest.approx(140, abs=1) or max(twice.week) == pytest.approx(140, abs=1)

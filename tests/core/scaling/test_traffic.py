@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from tests.core.scaling.looks import BUSY, QUIET, T0
 
-from forebay.core.scaling.traffic import LONG_S, PEAK_S, Traffic, followed, peak
+from forebay.core.scaling.traffic import LONG_S, PEAK_S, Traffic, peak, with_reading
 from forebay.core.scaling.values import Reading
 
 
 def through(traffic: Traffic, reading: Reading, ticks: int) -> Traffic:
     for tick in range(ticks):
-        traffic = followed(traffic, replace(reading, at=reading.at + 5 * tick))
+        traffic = with_reading(traffic, replace(reading, at=reading.at + 5 * tick))
     return traffic
 
 

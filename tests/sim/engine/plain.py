@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from forebay.sim.engine import Happened, Hardware, Job, Kind
+from forebay.sim.engine import EngineEvent, Hardware, Job, Kind
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class PlainReplica:
         self.hung_at = math.inf
         self.stepping = False
         self.preemptions = 0
-        self.out: list[Happened] = []
+        self.out: list[EngineEvent] = []
 
     def pinned(self) -> set[int]:
         return {block for row in self.running for block in row.held}
@@ -191,4 +191,4 @@ class PlainReplica:
         self.tell(at, row, Kind.DONE)
 
     def tell(self, at: float, row: Row, kind: Kind) -> None:
-        self.out.append(Happened(at, row.job.id, kind, row.made, row.cached))
+        self.out.append(EngineEvent(at, row.job.id, kind, row.made, row.cached))

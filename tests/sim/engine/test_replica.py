@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.sim.engine.plain import PlainReplica
 
-from forebay.sim.engine import Happened, Job, JobTooLarge, Kind, Replica, StepTime, hardware
+from forebay.sim.engine import EngineEvent, Job, JobTooLarge, Kind, Replica, StepTime, hardware
 
 H100 = hardware("h100_sxm", "8B", 1)
 BLOCK = 4
@@ -91,7 +91,7 @@ def played(replica: Replica | PlainReplica, acts: list[Act]) -> Iterator[float]:
     yield now
 
 
-def told(acts: list[Act], sizes: Sizes, *, each_token: bool) -> tuple[Replica, list[Happened]]:
+def told(acts: list[Act], sizes: Sizes, *, each_token: bool) -> tuple[Replica, list[EngineEvent]]:
     """What a replica tells when it is looked at after each act, and then as it asks for it."""
     replica = Replica(SMALL, each_token=each_token, **sizes)
     happened = []
@@ -110,7 +110,7 @@ def plainly(acts: list[Act], sizes: Sizes) -> PlainReplica:
     return replica
 
 
-def same(one: list[Happened], other: list[Happened]) -> None:
+def same(one: list[EngineEvent], other: list[EngineEvent]) -> None:
     assert [event._replace(at=0.0) for event in one] == [event._replace(at=0.0) for event in other]
     assert [event.at for event in one] == pytest.approx([event.at for event in other], rel=1e-9)
 
@@ -228,7 +228,7 @@ def test_single_prompt_takes_the_steps_of_the_formula() -> None:
     done = first + step_s(1, 0, 5001, 1) + step_s(1, 0, 5002, 1)
     same(
         replica.advance(20.0),
-        [Happened(first, 1, Kind.FIRST, 1, 0), Happened(done, 1, Kind.DONE, 3, 0)],
+        [EngineEvent(first, 1, Kind.FIRST, 1, 0), EngineEvent(done, 1, Kind.DONE, 3, 0)],
     )
     assert replica.busy_s == pytest.approx(done - 10.0)
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from forebay.cli.deploy.view import time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.telling import DeviceStanding, Standing
+from forebay.control.health.documents import DeviceStanding, Standing
 from forebay.control.placing.rows import PlacedNode
 
 NODES = {"serving": "green", "draining": "yellow", "drained": "yellow"}

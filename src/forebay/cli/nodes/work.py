@@ -14,7 +14,7 @@ from forebay.cli.deploy.view import span
 from forebay.cli.nodes import view
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.telling import Standing
+from forebay.control.health.documents import Standing
 
 REFRESH_S: Final = 0.5
 SAY_EVERY_S: Final = 30.0

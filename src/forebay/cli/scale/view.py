@@ -10,7 +10,7 @@ from rich.text import Text
 from forebay.cli.deploy.view import span, time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import ScalingDocument
-from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.state import DecisionRecord, Setting
 from forebay.control.scaling.values import LimitUse
 
 MODES = {"fixed": "dim", "auto": "green", "shadow": "cyan", "set": "yellow"}
@@ -79,7 +79,7 @@ def _facts(it: ScalingDocument) -> Table:
     return facts
 
 
-def _decisions(told: Iterable[Told]) -> Table:
+def _decisions(told: Iterable[DecisionRecord]) -> Table:
     shown = table("at (UTC)", "from", "to", "reason", "why", right=("from", "to"), wide="why")
     for each in told:
         wanted = Text(str(each.wanted), "green" if each.wanted > each.before else "")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from forebay.control.journal import Happened
+from forebay.control.journal import JournalEvent
 from forebay.control.status import Status
 from forebay.core.lifecycle import Event
 from forebay.core.model import ReplicaState
@@ -97,21 +97,19 @@ class Screen:
             else:
                 self._bar(unit.id, f"{unit.id}: {unit.state}", unit.why, 0, None)
 
-    def event(self, happened: Happened) -> None:
+    def event(self, event: JournalEvent) -> None:
         """Print an event, if it matters."""
-        if happened.kind == Event.ADOPTED.value:
+        if event.kind == Event.ADOPTED.value:
             self.adopted += 1
-        if happened.kind in QUIET:
+        if event.kind in QUIET:
             return
-        style = {"ready": "green", "degraded": "yellow", "quarantined": "red", "stopped": "yellow"}.get(
-            happened.state
-        )
-        subject = f"{happened.unit}: " if happened.unit else ""
-        state = f"{happened.state}: " if happened.state and happened.why != happened.state else ""
-        self.line(f"{subject}{state}{happened.why}", style)
-        words = happened.last_words.strip()
-        if words and self._words.get(happened.unit) != words:
-            self._words[happened.unit] = words
+        style = {"ready": "green", "degraded": "yellow", "quarantined": "red", "stopped": "yellow"}.get(event.state)
+        subject = f"{event.unit}: " if event.unit else ""
+        state = f"{event.state}: " if event.state and event.why != event.state else ""
+        self.line(f"{subject}{state}{event.why}", style)
+        words = event.last_words.strip()
+        if words and self._words.get(event.unit) != words:
+            self._words[event.unit] = words
             self.line("\n".join(f"    {line}" for line in words.splitlines()[-WORDS_LINES_MAX:]), "dim")
 
     def _bar(self, name: str, description: str, note: str, done: int, total: int | None) -> None:

@@ -17,7 +17,7 @@ from forebay.control.api.access import ANONYMOUS, Credentials
 from forebay.control.api.operations import cluster, deploying, keys, nodes, records, registry, scaling, sla
 from forebay.control.api.services import AdminCall, Handler, Services
 from forebay.control.changes import Reloaded
-from forebay.control.health.telling import Standing
+from forebay.control.health.documents import Standing
 from forebay.control.rolling.values import DeployRefused
 from forebay.control.standby.sla import Sla
 from forebay.control.status import Status

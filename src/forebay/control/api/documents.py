@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from forebay.control.health import telling
-from forebay.control.journal import Happened
+from forebay.control.health import documents as node_documents
+from forebay.control.journal import JournalEvent
 from forebay.control.keyring import state
 from forebay.control.placing.rows import PlacedNode
 from forebay.control.rolling.values import Standing
 from forebay.control.scaling import values as scaled
-from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.state import DecisionRecord, Setting
 from forebay.core.deploy.course import Kind
 from forebay.core.deploy.rollout import ENDED, Phase, Rollout
 from forebay.core.rollout.effects import Effect
@@ -25,7 +25,7 @@ from forebay.store.events import Event
 class Events:
     """The response of `/v1/events`: events since this controller started."""
 
-    events: tuple[Happened, ...]
+    events: tuple[JournalEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class NodeDocuments:
     """The response of `/v1/nodes`: state of the nodes, their used resources, and unplaceable slots with the
     reason."""
 
-    nodes: tuple[telling.Standing, ...]
+    nodes: tuple[node_documents.Standing, ...]
     placed: tuple[PlacedNode, ...] = ()
     waits: dict[str, str] = field(default_factory=dict)
 
@@ -321,11 +321,11 @@ class ScalingDocument:
     """What operators have set; null: nothing."""
     cold_start_s: float | None
     """From placing a replica until it is ready, 90th percentile; null: not measured yet."""
-    decision: Told | None
+    decision: DecisionRecord | None
     """The last decision."""
     trouble: str
     """Why the store is unavailable; empty: it is available."""
-    decisions: tuple[Told, ...] = ()
+    decisions: tuple[DecisionRecord, ...] = ()
     """Recent decisions, newest last; for single models only."""
 
 
@@ -352,7 +352,7 @@ def scaling(it: scaled.Standing, *, all_of_it: bool = False) -> ScalingDocument:
         max=it.max,
         setting=None if it.setting.empty else it.setting,
         cold_start_s=it.cold_start_s,
-        decision=it.told[-1] if it.told else None,
+        decision=it.decisions[-1] if it.decisions else None,
         trouble=it.trouble,
-        decisions=it.told if all_of_it else (),
+        decisions=it.decisions if all_of_it else (),
     )

@@ -16,7 +16,6 @@ from forebay.control.deploying import Deployments
 from forebay.control.journal import Journal
 from forebay.control.keyring import KeyRing
 from forebay.control.loop import Controller
-from forebay.control.rolling.values import Run
 from forebay.control.standby.sla import Delivered
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
@@ -25,6 +24,7 @@ from forebay.obs.metrics import Metrics
 from forebay.registry.catalogue import Actor, Listed, Registry
 from forebay.registry.sources import Progress
 from forebay.registry.uploads.staging import Staging
+from forebay.store.access import RunBlocking
 from forebay.store.database import Store
 from forebay.wire.admin_request import NAME_CHARS_MAX, AddRequest
 
@@ -92,14 +92,14 @@ class Services:
     changing: Changing
     catalogue: Catalogue
     authenticator: Authenticator
-    threads: Run = field(default_factory=Threads)
+    threads: RunBlocking = field(default_factory=Threads)
     delivered: Delivered | None = None
     """Reads the gateways' records of requests; None: there are none."""
     keys: Callable[[], KeyRing] | None = None
     """The API keys, in the files named by the current cluster file; None: there are none."""
     records: Records | None = None
     """Reads the gateways' records of single requests; None: there are none."""
-    reading: Run = field(default_factory=lambda: Threads(READERS))
+    reading: RunBlocking = field(default_factory=lambda: Threads(READERS))
     """Runs the reading of records."""
 
 

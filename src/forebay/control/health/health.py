@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
-from forebay.control.health.kept import Maintenance, Remembered
+from forebay.control.health.documents import Standing, standing_of
 from forebay.control.health.metering import Meters
+from forebay.control.health.node_state import Maintenance, NodeState
 from forebay.control.health.polling import TIMEOUT_S, Look, Watch, look_at_all
-from forebay.control.health.telling import Standing, standing_of
-from forebay.control.rolling.values import Run
 from forebay.core.health import (
     DeviceEvent,
     DeviceReading,
@@ -22,7 +21,7 @@ from forebay.core.health import (
     Excluded,
     HealthRules,
     Remedy,
-    hit,
+    devices_hit,
     inherited,
     lightest,
     release,
@@ -37,17 +36,15 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.devices.opening import LOCAL
 from forebay.providers.devices.protocol import DeviceSource
-from forebay.store.database import Conflict, StoreError
-from forebay.store.documents import Changed, Documents, Kept
+from forebay.store.access import RunBlocking, StoreAccess
+from forebay.store.database import StoreError
+from forebay.store.documents import Changed, Documents
 
-T = TypeVar("T")
 CONTROL: Final = "control"
 SERVING: Final = frozenset({State.HEALTHY, State.DEGRADED})
 """A device changes between these often: such changes are logged, but not stored."""
 BEGIN_TIMEOUT_S: Final = 3.0
 """Running units need control sooner than it needs to know of GPUs."""
-RETRY_S: Final = 2.0
-"""How long to wait before using the store again after it failed."""
 
 
 class NodeRefused(Exception):  # noqa: N818 - an answer, not a mistake
@@ -61,12 +58,12 @@ class NodeRefused(Exception):  # noqa: N818 - an answer, not a mistake
 
 class Health:
     """The state of every node and device. `sources` by node, that of this machine as `local`; `nodes`: those of the
-    cluster file; `homeless`: a sentence for each slot on a node that would fit nowhere else."""
+    cluster file; `unplaceable`: a sentence for each slot on a node that would fit nowhere else."""
 
     def __init__(
         self,
         records: Documents,
-        run: Run,
+        run: RunBlocking,
         sources: Mapping[str, DeviceSource],
         *,
         note: Callable[[str, str], None],
@@ -74,24 +71,22 @@ class Health:
         rules: HealthRules,
         poll_s: float,
         nodes: Callable[[], Sequence[NodeSettings]] = lambda: (),
-        homeless: Callable[[str], tuple[str, ...]] | None = None,
+        unplaceable: Callable[[str], tuple[str, ...]] | None = None,
     ) -> None:
         self._records = records
-        self._run = run
+        self._use = StoreAccess(run, note, "nodes and devices are looked after in memory")
         self._watches = {node: Watch(source) for node, source in sorted(sources.items())}
         self._note = note
         self._meters = Meters(metrics)
         self._rules = rules
         self._poll_s = poll_s
         self._declared = nodes
-        self.homeless = homeless
-        self.trouble = ""
-        """Why the store is unavailable; empty: it is available."""
+        self.unplaceable = unplaceable
         self.silent: dict[str, str] = {}
         """Sources that cannot report everything now, and why."""
         self._blind: set[str] = set()
         """Those of them that cannot read any device."""
-        self._nodes: dict[str, Remembered] = {}
+        self._nodes: dict[str, NodeState] = {}
         self._readings: dict[str, DeviceReading] = {}
         self._found: dict[str, tuple[str, ...]] = {}
         """Ids of devices by their source."""
@@ -100,8 +95,12 @@ class Health:
         self._units: tuple[ObservedUnit, ...] = ()
         self._is_read = False
         self._turn = asyncio.Lock()
-        self._retry_at = 0.0
         self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def trouble(self) -> str:
+        """Why the store is unavailable; empty: it is available."""
+        return self._use.trouble
 
     @property
     def excluded(self) -> Excluded:
@@ -136,7 +135,7 @@ class Health:
 
     async def look(self, timeout_s: float = TIMEOUT_S) -> None:
         """Poll all sources once, with that timeout for each."""
-        if not self._is_read and self._may_use_store():
+        if not self._is_read and self._use.is_due():
             await self._read()
         now = wall_s()
         for node, look in (await look_at_all(self._watches, timeout_s)).items():
@@ -172,12 +171,12 @@ class Health:
     async def drain(self, name: str, actor: str, why: str, *, force: bool = False) -> Standing:
         """Drain a node. Raises `NodeRefused` if what runs there fits nowhere else."""
         node = self._node(name)
-        homeless = () if force else self._homeless(name)
-        if homeless:
-            lines = "".join(f"\n  {each}" for each in homeless)
+        unplaceable = () if force else self._unplaceable(name)
+        if unplaceable:
+            lines = "".join(f"\n  {each}" for each in unplaceable)
             raise NodeRefused(f"{name} is not drained, for this fits nowhere else:{lines}\n--force drains it anyway")
         now = wall_s()
-        node.memory, node.asked = replace(node.memory, maintenance=Maintenance(now, actor, why)), True
+        node.record, node.asked = replace(node.record, maintenance=Maintenance(now, actor, why)), True
         await self._said(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")
         return self._standing(name)
 
@@ -188,9 +187,9 @@ class Health:
             self._release(node, device, why or f"released by {actor}")
             subject, text = f"node/{name}/{device}", f"{device} of {name} may serve again"
         else:
-            if node.memory.maintenance is None and self._is_read:
+            if node.record.maintenance is None and self._is_read:
                 return self._standing(name)
-            node.memory, node.asked = replace(node.memory, maintenance=None), True
+            node.record, node.asked = replace(node.record, maintenance=None), True
             subject, text = f"node/{name}", f"{name} may serve again"
         await self._said(node, Changed("node.undrained", now, actor, subject, why), text)
         return self._standing(name)
@@ -200,23 +199,23 @@ class Health:
         declared = {node.name for node in self._declared()} or {LOCAL}
         return sorted(declared | {reading.node for reading in self._readings.values()})
 
-    def _node(self, name: str) -> Remembered:
+    def _node(self, name: str) -> NodeState:
         """A node that exists. Raises `NodeRefused`."""
         names = self._names()
         if name not in names:
             raise NodeRefused(f"there is no node {name}; there is: {', '.join(names)}", "node")
-        return self._nodes.setdefault(name, Remembered(name))
+        return self._nodes.setdefault(name, NodeState(name))
 
-    def _homeless(self, name: str) -> tuple[str, ...]:
+    def _unplaceable(self, name: str) -> tuple[str, ...]:
         """A sentence for each slot on a node that would fit nowhere else."""
         out = self._excluded.nodes
         if set(self._names()) - {name, *out}:
-            return self.homeless(name) if self.homeless is not None else ()
+            return self.unplaceable(name) if self.unplaceable is not None else ()
         left = [] if name in out else self._standing(name).replicas
         return tuple(f"{slot}: there is no other node that serves" for slot in left)
 
-    def _release(self, node: Remembered, device: str, why: str) -> None:
-        state = node.memory.devices.get(device)
+    def _release(self, node: NodeState, device: str, why: str) -> None:
+        state = node.record.devices.get(device)
         if state is None:
             raise NodeRefused(f"{node.name} has no device {device}", "device")
         if not state.out:
@@ -227,7 +226,7 @@ class Health:
             raise NodeRefused(f"{device} would be taken out again at once: {wrong}")
         node.put(release(state, wall_s(), why, self._rules))
 
-    async def _said(self, node: Remembered, changed: Changed, text: str) -> None:
+    async def _said(self, node: NodeState, changed: Changed, text: str) -> None:
         """An operator's change: it takes effect at once, even while the store is down."""
         node.changed.append(changed)
         why = f": {changed.why}" if changed.why else ""
@@ -236,12 +235,12 @@ class Health:
         await self._keep()
 
     def _standing(self, name: str) -> Standing:
-        node = self._nodes.get(name, Remembered(name))
+        node = self._nodes.get(name, NodeState(name))
         own = sorted(
             source for source, ids in self._found.items() if any(self._readings[id].node == name for id in ids)
         )
         trouble = next((self.silent[source] for source in (name, *own) if source in self.silent), "")
-        return standing_of(node.memory, name, self._readings, self._units, trouble)
+        return standing_of(node.record, name, self._readings, self._units, trouble)
 
     def _take(self, source: str, look: Look, now: float) -> None:
         """Process what a source reports of its devices."""
@@ -251,8 +250,8 @@ class Health:
         own = {id: self._readings[id] for id in self._found.get(source, ())}
         hits = self._hits(source, look.events, own)
         for id, reading in own.items():
-            node = self._nodes.setdefault(reading.node, Remembered(reading.node))
-            before = node.memory.devices.get(id, DeviceState(id))
+            node = self._nodes.setdefault(reading.node, NodeState(reading.node))
+            before = node.record.devices.get(id, DeviceState(id))
             state, effects = step(
                 before, reading if look.readings is not None else None, hits.get(id, ()), now, self._rules
             )
@@ -282,14 +281,14 @@ class Health:
         """Errors by the local devices that they affect."""
         hits: dict[str, list[DeviceEvent]] = {}
         for event in events:
-            devices = hit(event.device, here.values())
+            devices = devices_hit(event.device, here.values())
             if not devices:
                 self._note("device_unknown", f"XID {event.xid} of {event.device}, which is no device of {source}")
             for id in devices:
                 hits.setdefault(id, []).append(event)
         return hits
 
-    def _follow(self, node: Remembered, effect: Effect, now: float) -> None:
+    def _follow(self, node: NodeState, effect: Effect, now: float) -> None:
         """Act on the effect of a step, and report it."""
         moved = effect.after is not effect.before
         kind = f"device.{effect.after}" if moved else f"device.{effect.remedy.name.lower()}"
@@ -321,9 +320,9 @@ class Health:
         """Determine what is excluded; request a round if that has changed, or units were hit."""
         nodes, devices = {}, {}
         for name, node in sorted(self._nodes.items()):
-            if node.memory.maintenance is not None:
-                nodes[name] = node.memory.maintenance.text
-            devices.update({id: f"{s.state}: {s.why}" for id, s in node.memory.devices.items() if s.out})
+            if node.record.maintenance is not None:
+                nodes[name] = node.record.maintenance.text
+            devices.update({id: f"{s.state}: {s.why}" for id, s in node.record.devices.items() if s.out})
         for id, reading in self._readings.items():
             if reading.parent in devices:
                 devices.setdefault(id, devices[reading.parent])
@@ -338,7 +337,7 @@ class Health:
         slow = {
             id: state.weight
             for node in self._nodes.values()
-            for id, state in node.memory.devices.items()
+            for id, state in node.record.devices.items()
             if state.weight < 1.0
         }
         if not slow:
@@ -349,54 +348,31 @@ class Health:
     async def _read(self) -> None:
         """Load the stored state, once."""
         try:
-            stored = await self._try(self._records.known)
+            stored = await self._use(self._records.known)
         except StoreError:
             return
         self._is_read = True
         for name, kept in stored.items():
-            problem = self._nodes.setdefault(name, Remembered(name)).take(kept)
+            problem = self._nodes.setdefault(name, NodeState(name)).take(kept)
             if problem:
                 self._note("store_trouble", problem)
         self._settle()
 
     async def _keep(self) -> None:
         """Store what has changed; if that fails, it is retried later."""
-        if not self._is_read or not self._may_use_store():
+        if not self._is_read or not self._use.is_due():
             return
         async with self._turn:
             for node in [node for _, node in sorted(self._nodes.items()) if node.changed]:
                 with suppress(StoreError):
                     await self._store(node)
 
-    async def _store(self, node: Remembered) -> None:
-        kept, changed = node.kept, tuple(node.changed)
-        try:
-            stored = await self._try(lambda: self._records.keep(node.name, kept, changed[-1].at, changed))
-        except Conflict:  # another writer, or our own write whose response was lost
-            again = (await self._try(self._records.known)).get(node.name, Kept())
-            node.version = again.version
-            if again.text != kept.text:
-                return
-            stored = again
+    async def _store(self, node: NodeState) -> None:
+        changed = tuple(node.changed)
+        stored, is_ours = await self._use.keep(self._records, node.name, node.kept, changed[-1].at, changed)
         node.version = stored.version
-        del node.changed[: len(changed)]
-
-    def _may_use_store(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._retry_at
-
-    async def _try(self, work: Callable[[], T]) -> T:
-        try:
-            found = await self._run(work)
-        except Conflict:
-            raise
-        except StoreError as error:
-            self._retry_at = asyncio.get_running_loop().time() + RETRY_S
-            if not self.trouble:
-                self._note("store_trouble", f"{error}; nodes and devices are looked after in memory")
-            self.trouble = str(error)
-            raise
-        self.trouble = ""
-        return found
+        if is_ours:
+            del node.changed[: len(changed)]
 
 
 def _is_of(unit: ObservedUnit, model: str) -> bool:

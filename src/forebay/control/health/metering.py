@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from forebay.control.health.kept import Remembered
+from forebay.control.health.node_state import NodeState
 from forebay.core.health import DeviceReading, DeviceState, Health, Remedy
 from forebay.obs.metrics import Metrics
 
@@ -38,10 +38,10 @@ class Meters:
         """Count an error of a device."""
         self._metrics.counter("device_errors_total", node, device, remedy.name.lower()).inc()
 
-    def nodes(self, nodes: Mapping[str, Remembered]) -> None:
+    def nodes(self, nodes: Mapping[str, NodeState]) -> None:
         """Which nodes are drained."""
         for name, node in nodes.items():
-            self._metrics.gauge("node_drained", name).set(node.memory.maintenance is not None)
+            self._metrics.gauge("node_drained", name).set(node.record.maintenance is not None)
 
     def source(self, node: str, up: bool) -> None:
         """Whether a source could be polled."""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forebay.control.leading.term import LeaderStatus, Term
-from forebay.control.rolling.values import Run
 from forebay.core.leading.lease import LOOKS
 from forebay.providers.fencing import Fence, Fenced, height
+from forebay.store.access import RunBlocking
 from forebay.store.database import Store, StoreError
 from forebay.store.leadership import Leader, Leadership
 
@@ -40,7 +40,7 @@ class Candidate:
     def guard(self, store: Store) -> Store:
         return store
 
-    async def elected(self, run: Run) -> Term:
+    async def elected(self, run: RunBlocking) -> Term:
         """Wait until this controller is the leader, and no controller of an older epoch can act any more."""
         now = asyncio.get_running_loop().time
         while True:
@@ -49,7 +49,7 @@ class Candidate:
                 return term
             await asyncio.sleep(self._leadership.lease_s / LOOKS)
 
-    async def attempt(self, run: Run, now: Callable[[], float]) -> Term | None:
+    async def attempt(self, run: RunBlocking, now: Callable[[], float]) -> Term | None:
         """Become the leader if possible; None: not yet. `now` is this controller's own clock."""
         asked_at = now()
         try:
@@ -65,7 +65,7 @@ class Candidate:
             self._follow(leader)
         return None
 
-    async def resign(self, run: Run) -> None:
+    async def resign(self, run: RunBlocking) -> None:
         """Stop waiting or leading; if the store is unavailable, the lease expires by itself."""
         try:
             await run(self._leadership.resign)

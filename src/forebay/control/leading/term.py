@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forebay.control.rolling.values import Run
 from forebay.core.leading.lease import RENEWALS, usable_until
 from forebay.providers.fencing import Fence, Fenced
+from forebay.store.access import RunBlocking
 from forebay.store.database import Store, StoreError
 from forebay.store.leadership import Deposed, Guarded, Leadership
 
@@ -81,13 +81,13 @@ class Term:
     def guard(self, store: Store) -> Store:
         return Guarded(store, self._leadership, self.epoch)
 
-    async def keep(self, run: Run) -> None:
+    async def keep(self, run: RunBlocking) -> None:
         """Renew the lease until deposed, whatever happens to the store."""
         while not self.over:
             await asyncio.sleep(self._leadership.lease_s / RENEWALS)
             await self.renew(run)
 
-    async def renew(self, run: Run) -> None:
+    async def renew(self, run: RunBlocking) -> None:
         """Try to renew the lease."""
         asked_at = self._now()
         try:

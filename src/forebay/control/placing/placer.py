@@ -10,7 +10,7 @@ from forebay.control.placing.rows import PlacedNode, make_rows
 from forebay.control.plan import Plan, PlannedModel
 from forebay.core.health.values import NOTHING_EXCLUDED, DeviceReading, Excluded
 from forebay.core.model import WorkerSpec
-from forebay.core.placement.place import homeless, place
+from forebay.core.placement.place import place, unplaceable
 from forebay.core.placement.settings import LOCAL, NodeSettings, cpu_list
 from forebay.core.placement.taken import claim_of
 from forebay.core.placement.values import Claim, Need, Node, Placement, Spot
@@ -75,7 +75,7 @@ class Placer:
 
     def without(self, node: str) -> tuple[str, ...]:
         """A sentence for each slot that runs on a node and would fit nowhere else now."""
-        found = homeless(self.nodes, list(self._units.values()), list(self.needs.values()), node)
+        found = unplaceable(self.nodes, list(self._units.values()), list(self.needs.values()), node)
         return tuple(f"{slot} {why}" for slot, why in sorted(found.items()))
 
     def rows(self) -> tuple[PlacedNode, ...]:

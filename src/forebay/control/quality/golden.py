@@ -97,25 +97,25 @@ async def ask_both(client: ModelClient, party: Party, case: Case, timeout_s: flo
     if "max_completion_tokens" in request and "max_tokens" not in case.request:
         del request["max_tokens"]
     async with asyncio.TaskGroup() as tasks:
-        stable = tasks.create_task(_said(client, party.stable, request, timeout_s))
-        canary = tasks.create_task(_said(client, party.canary, request, timeout_s))
-    said = stable.result(), canary.result()
-    found = [each for arm, one in zip(Arm, said, strict=True) for each in _failures(arm, one)]
-    scores = await _scores(client, party, case, said, timeout_s)
+        stable = tasks.create_task(_reply(client, party.stable, request, timeout_s))
+        canary = tasks.create_task(_reply(client, party.canary, request, timeout_s))
+    replies = stable.result(), canary.result()
+    found = [each for arm, one in zip(Arm, replies, strict=True) for each in _failures(arm, one)]
+    scores = await _scores(client, party, case, replies, timeout_s)
     if scores is not None:
         found.append(Observation(QUALITY, Arm.CANARY, scores[1] - scores[0], GOLDEN))
     return found
 
 
-def _failures(arm: Arm, said: Reply | None) -> Iterator[Observation]:
+def _failures(arm: Arm, reply: Reply | None) -> Iterator[Observation]:
     """Whether a response failed, as far as that is the replica's fault."""
-    if said is not None:
-        for metric, event in ((ERRORS, fault(said.code)), (REJECTIONS, rejected(said.code))):
+    if reply is not None:
+        for metric, event in ((ERRORS, fault(reply.code)), (REJECTIONS, rejected(reply.code))):
             if event is not None:
                 yield Observation(metric, arm, float(event), GOLDEN)
 
 
-async def _said(
+async def _reply(
     client: ModelClient, target: ReplicaTarget, request: dict[str, object], timeout_s: float
 ) -> Reply | None:
     try:
@@ -125,11 +125,11 @@ async def _said(
 
 
 async def _scores(
-    client: ModelClient, party: Party, case: Case, said: tuple[Reply | None, Reply | None], timeout_s: float
+    client: ModelClient, party: Party, case: Case, replies: tuple[Reply | None, Reply | None], timeout_s: float
 ) -> tuple[float, float] | None:
     """The scores of both responses, the stable one's first. A request that a revision rejects scores zero."""
     worth: list[float] = []
-    for each in said:
+    for each in replies:
         if each is None or not (each.code == OK or rejected(each.code)):
             return None
         found = await _score(client, party, case, each.text, timeout_s) if each.code == OK else 0.0
@@ -166,5 +166,5 @@ async def ask_judge(client: ModelClient, judge: ReplicaTarget, question: str, ti
         "temperature": 0,
         "max_tokens": GRADE_TOKENS_MAX,
     }
-    said = await _said(client, judge, request, timeout_s)
-    return said.text if said and said.code == OK else None
+    reply = await _reply(client, judge, request, timeout_s)
+    return reply.text if reply and reply.code == OK else None

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from forebay.control.rolling.events import CONTROL
 from forebay.control.rolling.recalling import Recall
-from forebay.control.rolling.telling import CONTROL
-from forebay.control.rolling.values import Run
+from forebay.store.access import RunBlocking
 from forebay.store.database import StoreDown, StoreError
-from forebay.store.rollouts import Happening, Known, Rollouts, Row, Target
+from forebay.store.rollouts import Known, RolloutEvent, Rollouts, Row, Target
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0
@@ -20,7 +20,7 @@ class Ledger:
     """Targets and rollouts. Hold `turn` while changing them; changes raise `StoreError`."""
 
     def __init__(
-        self, records: Rollouts, run: Run, note: Callable[[str, str], None], recall: Recall | None = None
+        self, records: Rollouts, run: RunBlocking, note: Callable[[str, str], None], recall: Recall | None = None
     ) -> None:
         self._records = records
         self._run = run
@@ -70,17 +70,17 @@ class Ledger:
         """The last rollouts: active ones, then ended ones, newest first."""
         return await self._run(lambda: self._records.past(model, last))
 
-    async def begin(self, row: Row, happening: Happening) -> Row:
+    async def begin(self, row: Row, event: RolloutEvent) -> Row:
         """Store a new rollout, which gets its id."""
-        kept = await self._try(lambda: self._records.begin(row, happening))
+        kept = await self._try(lambda: self._records.begin(row, event))
         self.rows[row.rollout.model] = kept
         self._remember()
-        why = f": {happening.why}" if happening.why else ""
-        self._tell(happening, f"{kept.rollout.id}: {kept.rollout.canary} is rolled out{why}")
+        why = f": {event.why}" if event.why else ""
+        self._tell(event, f"{kept.rollout.id}: {kept.rollout.canary} is rolled out{why}")
         return kept
 
     async def change(
-        self, row: Row, following: Row, events: tuple[Happening, ...], target: Target | None = None
+        self, row: Row, following: Row, events: tuple[RolloutEvent, ...], target: Target | None = None
     ) -> Row:
         """Store the successor of a row, and the resulting target."""
         stored = await self._try(lambda: self._records.change(following, events, target))
@@ -98,12 +98,12 @@ class Ledger:
             self._tell(event, f"{kept.rollout.id}: {text}")
         return kept
 
-    async def point(self, target: Target, happening: Happening) -> None:
+    async def point(self, target: Target, event: RolloutEvent) -> None:
         """Set the revision that a model serves from now on, without a rollout."""
-        await self._try(lambda: self._records.point(target, happening))
+        await self._try(lambda: self._records.point(target, event))
         self.targets[target.model] = target
         self._remember()
-        self._tell(happening, f"{target.model}: {target.revision}: {happening.why}")
+        self._tell(event, f"{target.model}: {target.revision}: {event.why}")
 
     async def _try(self, work: Callable[[], T]) -> T:
         """Use the store; if that fails, the state known here is doubtful."""
@@ -134,5 +134,5 @@ class Ledger:
             targets = tuple(target for _, target in sorted(self.targets.items()))
             self._recall.keep(Known(targets, tuple(self.under_way)))
 
-    def _tell(self, event: Happening, text: str) -> None:
+    def _tell(self, event: RolloutEvent, text: str) -> None:
         self._note(event.kind, text if event.actor == CONTROL else f"{text} (by {event.actor})")

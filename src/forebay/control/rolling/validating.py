@@ -3,13 +3,14 @@
 from forebay.control.plan import PlannedModel
 from forebay.control.quality.golden import golden_per_s, golden_problems
 from forebay.control.rolling.shaping import deployed
-from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Run
+from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest
 from forebay.core.deploy.counting import Counted
 from forebay.core.deploy.course import problems
 from forebay.core.deploy.evidence import Pace, rules_of, undecided
 from forebay.core.deploy.rollout import ModelObservation, Rollout, wanted
 from forebay.core.deploy.slots import with_canary
 from forebay.core.rollout import begin
+from forebay.store.access import RunBlocking
 from forebay.store.rollouts import Row, Target
 
 
@@ -20,7 +21,7 @@ async def new_rollout(
     last: Row | None,
     *,
     source: RevisionSource,
-    run: Run,
+    run: RunBlocking,
 ) -> Row:
     """The requested rollout, without an id yet. Raises `DeployRefused`, `StoreError`.
 
@@ -46,7 +47,9 @@ async def new_rollout(
     return Row(rollout, rules, Counted(begin(rules)), with_canary(served.held, asks.canary), 0.0, "")
 
 
-async def check_plan(row: Row, model: PlannedModel, requests_per_s: float, last: Row | None, run: Run) -> None:
+async def check_plan(
+    row: Row, model: PlannedModel, requests_per_s: float, last: Row | None, run: RunBlocking
+) -> None:
     """Raises `DeployRefused` with the calculation if the plan most likely cannot reach a verdict in its time."""
     golden = await run(lambda: golden_per_s(model.rollout))
     known = last.counted.state if last is not None else None

@@ -1,15 +1,12 @@
 """Requests, results and interfaces of deployments."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from forebay.control.plan import Artifact
 from forebay.core.deploy.course import Course
 from forebay.core.deploy.rollout import Rollout, Wanted
 from forebay.core.rollout import Effect, Verdict
-
-T = TypeVar("T")
 
 
 class DeployRefused(Exception):  # noqa: N818 - an answer, not a mistake
@@ -19,13 +16,6 @@ class DeployRefused(Exception):  # noqa: N818 - an answer, not a mistake
         super().__init__(text)
         self.text = text
         self.param = param
-
-
-class Run(Protocol):
-    """Runs blocking work: in a thread, or directly where nothing blocks."""
-
-    async def __call__(self, work: Callable[[], T]) -> T:
-        """The result of `work`; its exceptions are raised."""
 
 
 class RevisionSource(Protocol):

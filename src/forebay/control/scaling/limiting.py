@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.control.plan import PlannedModel
-from forebay.control.scaling.kept import Scaled
+from forebay.control.scaling.state import ScalingState
 from forebay.control.scaling.values import LimitUse, ScaleRefused
 from forebay.core.scaling.limits import gpus_of
 from forebay.core.scaling.sharing import GPU, Claim, Limits, shared, why_not
@@ -36,15 +36,15 @@ class Share(NamedTuple):
     """Why it gets fewer than it asks for; empty: it does not."""
 
 
-def claim_of(it: Scaled, model: PlannedModel, decided: Decided | None, standbys: int) -> Claim:
+def claim_of(state: ScalingState, model: PlannedModel, decided: Decided | None, standbys: int) -> Claim:
     """The claim of a model that also has `standbys` replicas, which do not serve."""
     more = max(model.standby, standbys)
     fixed = len(model.slots) + more
     weight, low = model.scale.weight if model.scale else 1.0, model.placement.low_priority
-    claim = Claim(it.model, fixed, fixed, gpus=gpus_of(model.placement), weight=weight, low=low)
+    claim = Claim(state.model, fixed, fixed, gpus=gpus_of(model.placement), weight=weight, low=low)
     if decided is None or decided.shadow:
         return claim
-    has = 0 if it.wanted is None else it.wanted + more
+    has = 0 if state.wanted is None else state.wanted + more
     return claim._replace(
         wanted=decided.asked + more,
         least=min(decided.least, decided.asked) + more,

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from forebay.control.plan import Plan, PlannedModel
-from forebay.control.rolling.values import Run
-from forebay.control.scaling.book import Book
 from forebay.control.scaling.collecting import Collected, Collector, PressureSource
-from forebay.control.scaling.kept import Scaled, Setting, Told
 from forebay.control.scaling.limiting import Decided, Limiter, Share, claim_of
 from forebay.control.scaling.reading import Look, make_reading
 from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
+from forebay.control.scaling.state import DecisionRecord, ScalingState, Setting
+from forebay.control.scaling.storing import ScalingStore
 from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest, Standing
 from forebay.core.reconcile import Move, ObservedUnit
 from forebay.core.scaling.decide import bounds, decide
@@ -30,6 +29,7 @@ from forebay.core.scaling.sharing import GPU
 from forebay.core.scaling.values import Decision, Reason
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
+from forebay.store.access import RunBlocking
 from forebay.store.database import StoreError
 from forebay.store.documents import Changed, Documents, Kept
 
@@ -48,13 +48,13 @@ class Scaler:
     def __init__(
         self,
         records: Documents,
-        run: Run,
+        run: RunBlocking,
         *,
         note: Callable[[str, str], None],
         metrics: Metrics,
         recall: Path | None = None,
     ) -> None:
-        self._book = Book(records, run, note, recall)
+        self._store = ScalingStore(records, run, note, recall)
         self._note = note
         self._metrics = metrics
         self._collector = Collector()
@@ -64,21 +64,21 @@ class Scaler:
         self._starts = Starts()
         self._planned: dict[str, PlannedModel] = {}
         """As declared in the cluster file."""
-        self._models: dict[str, Scaled] = {}
+        self._models: dict[str, ScalingState] = {}
         self._stored: Mapping[str, Kept] = {}
         self._collected: Collected | None = None
         self._due = False
         self._next_at = float("-inf")
         self._asleep = False
         """Whether any model has no replica."""
-        self._sure = True
+        self._settings_known = True
         """Whether operator settings are known; if not, nothing is scaled down."""
         self._wake: Callable[[], None] = lambda: None
 
     @property
     def trouble(self) -> str:
         """Why the store is unavailable; empty: it is available."""
-        return self._book.trouble
+        return self._store.trouble
 
     @property
     def look_again_s(self) -> float:
@@ -92,26 +92,26 @@ class Scaler:
 
     def close(self) -> None:
         """Close the store."""
-        self._book.close()
+        self._store.close()
 
     async def begin(self) -> None:
         """Load the stored state; while the store is down, the running replicas count as wanted."""
         self._models.clear()
         try:
-            self._stored = await self._book.known()
+            self._stored = await self._store.known()
         except StoreError:
-            recalled = self._book.recalled()
-            self._stored, self._sure = recalled or {}, recalled is not None
+            recalled = self._store.recalled()
+            self._stored, self._settings_known = recalled or {}, recalled is not None
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Store changes until cancelled; `wake` requests a round."""
         self._wake = wake
 
         def take(stored: Mapping[str, Kept]) -> None:
-            self._take_late(stored)
+            self._merge_stored(stored)
             wake()
 
-        await self._book.follow(lambda: tuple(self._models.values()), take)
+        await self._store.follow(lambda: tuple(self._models.values()), take)
 
     async def collect(self, source: PressureSource, units: Iterable[ObservedUnit], plan: Plan) -> None:
         """Poll the gateways if due, and if any model is scaled."""
@@ -127,14 +127,14 @@ class Scaler:
         """The plan with the replica counts wanted now."""
         self._planned = {model.routes.name: model for model in plan.models}
         for gone in sorted(self._models.keys() - self._planned.keys()):
-            it = self._models.pop(gone)
-            self._stored = {**self._stored, gone: Kept(it.text(), it.version)}  # in case it comes back
+            state = self._models.pop(gone)
+            self._stored = {**self._stored, gone: Kept(state.text(), state.version)}  # in case it comes back
             self._forget_metrics(gone)
         self._pools = look.pools
         decided, sizes = {}, {}
         for name, model in self._planned.items():
             if name not in self._models:
-                self._models[name] = self._begun(model, look)
+                self._models[name] = self._restored(model, look)
             found = self._decide(self._models[name], model, look) if self._due else None
             if found is not None:
                 decided[name] = found
@@ -155,115 +155,115 @@ class Scaler:
             return
         revisions = {slot.id: getattr(slot.spec, "revision", "") for model in plan.models for slot in model.units}
         for name, slot, seconds in done:
-            it, revision = self._models.get(name), revisions.get(slot)
-            if it is not None and revision:
-                it.starts = with_start(it.starts, revision, seconds)
+            state, revision = self._models.get(name), revisions.get(slot)
+            if state is not None and revision:
+                state.starts = with_start(state.starts, revision, seconds)
 
     async def set(self, request: ScalingRequest, actor: str) -> Standing:
         """Apply an operator's request. Raises `ScaleRefused`; takes effect even while the store is down."""
-        model, it = self._planned.get(request.model), self._models.get(request.model)
-        if model is None or it is None:
-            there = ", ".join(sorted(self._planned))
-            raise ScaleRefused(f"there is no model {request.model}; there is: {there}", "model")
+        model, state = self._planned.get(request.model), self._models.get(request.model)
+        if model is None or state is None:
+            known = ", ".join(sorted(self._planned))
+            raise ScaleRefused(f"there is no model {request.model}; there is: {known}", "model")
         setting = Setting(request.replicas, request.min, request.max, actor, wall_s(), request.why)
         _check(model, setting)
-        self._check_limits(it, model, setting)
-        it.setting = setting
+        self._check_limits(state, model, setting)
+        state.setting = setting
         figures = {"replicas": request.replicas, "min": request.min, "max": request.max}
         kind = "scale.auto" if setting.empty else "scale.set"
-        it.changed.append(Changed(kind, setting.at, actor, it.subject, request.why, figures))
+        state.changed.append(Changed(kind, setting.at, actor, state.subject, request.why, figures))
         self._note(kind, f"{request.model}: {_in_words(setting) or 'as its load wants'} (by {actor})")
         self._next_at = float("-inf")
         self._wake()
         try:
-            await self._book.keep(it)
+            await self._store.keep(state)
         except StoreError:
-            self._book.hurry()
-        return self._standing(model, it)
+            self._store.hurry()
+        return self._standing(model, state)
 
     def standing(self, name: str | None = None) -> tuple[Standing, ...]:
         """The status of models, by name; one, or all."""
         return tuple(
-            self._standing(model, it)
+            self._standing(model, state)
             for each, model in sorted(self._planned.items())
-            if name in (None, each) and (it := self._models.get(each)) is not None
+            if name in (None, each) and (state := self._models.get(each)) is not None
         )
 
     def bounds(self, name: str) -> tuple[int, int] | None:
         """The current minimum and maximum of a model; None: it is not scaled."""
-        model, it = self._planned.get(name), self._models.get(name)
-        scale = _rules(model, it.setting) if model is not None and it is not None else None
+        model, state = self._planned.get(name), self._models.get(name)
+        scale = _rules(model, state.setting) if model is not None and state is not None else None
         return None if scale is None else bounds(scale, wall_s())
 
-    def _standing(self, model: PlannedModel, it: Scaled) -> Standing:
-        scale = _rules(model, it.setting)
+    def _standing(self, model: PlannedModel, state: ScalingState) -> Standing:
+        scale = _rules(model, state.setting)
         low, high = bounds(scale, wall_s()) if scale is not None else (None, None)
-        size = self._size(it, model)
+        size = self._size(state, model)
         return Standing(
-            model=it.model,
+            model=state.model,
             scale=scale,
-            setting=it.setting,
+            setting=state.setting,
             replicas=size.replicas if size is not None else len(model.slots),
-            wanted=it.wanted if it.wanted is not None else len(model.slots),
+            wanted=state.wanted if state.wanted is not None else len(model.slots),
             min=low,
             max=high,
-            cold_start_s=cold_start_s(it.starts, model.routes.revision),
-            told=tuple(it.told),
+            cold_start_s=cold_start_s(state.starts, model.routes.revision),
+            decisions=tuple(state.decisions),
             trouble=self.trouble,
         )
 
     def _is_scaled(self, model: PlannedModel) -> bool:
-        it = self._models.get(model.routes.name)
-        return model.scale is not None or (it is not None and not it.setting.empty)
+        state = self._models.get(model.routes.name)
+        return model.scale is not None or (state is not None and not state.setting.empty)
 
-    def _begun(self, model: PlannedModel, look: Look) -> Scaled:
+    def _restored(self, model: PlannedModel, look: Look) -> ScalingState:
         """Restore a model's state; without any, the running replicas count as wanted, so that none is removed
         blindly."""
-        it, name = Scaled(model.routes.name), model.routes.name
+        state, name = ScalingState(model.routes.name), model.routes.name
         kept = self._stored.get(name)
         if kept is not None:
-            it.take(kept.text)
-            it.version = kept.version
-        if it.wanted is None and model.scale is not None and not model.scale.shadow:
-            it.wanted = min(max(len(model.slots), look.running(name)), model.scale.most)
-        return it
+            state.take(kept.text)
+            state.version = kept.version
+        if state.wanted is None and model.scale is not None and not model.scale.shadow:
+            state.wanted = min(max(len(model.slots), look.running(name)), model.scale.most)
+        return state
 
-    def _take_late(self, stored: Mapping[str, Kept]) -> None:
+    def _merge_stored(self, stored: Mapping[str, Kept]) -> None:
         """The store has become readable. What was learned in the meantime is newer; stored operator settings
         count."""
-        self._stored, self._sure = stored, True
-        for name, it in sorted(self._models.items()):
+        self._stored, self._settings_known = stored, True
+        for name, state in sorted(self._models.items()):
             kept = stored.get(name)
             if kept is None:
                 continue
-            old = Scaled(name)
+            old = ScalingState(name)
             old.take(kept.text)
-            it.version = kept.version
-            it.starts = {**old.starts, **it.starts}
-            if old.setting.at > it.setting.at:
-                it.setting = old.setting
+            state.version = kept.version
+            state.starts = {**old.starts, **state.starts}
+            if old.setting.at > state.setting.at:
+                state.setting = old.setting
 
-    def _decide(self, it: Scaled, model: PlannedModel, look: Look) -> Decided | None:
+    def _decide(self, state: ScalingState, model: PlannedModel, look: Look) -> Decided | None:
         """Decide the count of a model on its own; None: as in the cluster file."""
-        scale, now, several = _rules(model, it.setting), wall_s(), it.setting.replicas
+        scale, now, several = _rules(model, state.setting), wall_s(), state.setting.replicas
         if several is not None:
-            return Decided(several, SET, _in_words(it.setting), {}, least=several)
+            return Decided(several, SET, _in_words(state.setting), {}, least=several)
         if scale is None:
-            if it.wanted is not None:
-                it.wanted = it.asked = None
-                self._forget_metrics(it.model)
+            if state.wanted is not None:
+                state.wanted = state.asked = None
+                self._forget_metrics(state.model)
             return None
-        before = next((many for many in (it.asked, it.wanted) if many is not None), len(model.slots))
-        start_s = cold_start_s(it.starts, model.routes.revision)
+        before = next((many for many in (state.asked, state.wanted) if many is not None), len(model.slots))
+        start_s = cold_start_s(state.starts, model.routes.revision)
         gpus = gpus_of(model.placement) / GPU
-        reading = make_reading(it.model, model.slo, self._collected, look, at=now, cold_start_s=start_s, gpus=gpus)
-        decision, it.memory = decide(scale, it.memory, reading, now, current=before)
+        reading = make_reading(state.model, model.slo, self._collected, look, at=now, cold_start_s=start_s, gpus=gpus)
+        decision, state.autoscaler = decide(scale, state.autoscaler, reading, now, current=before)
         low, high = bounds(scale, now)
-        if it.model in look.rolling:  # a rollback needs the old revision's replicas
-            decision = _kept(decision, min(before, high), "a rollout is under way")
-        if not self._sure:
-            decision = _kept(decision, before, "the operator settings are not known")
-        held = reading is None or it.model in look.rolling or not self._sure
+        if state.model in look.rolling:  # a rollback needs the old revision's replicas
+            decision = _at_least(decision, min(before, high), "a rollout is under way")
+        if not self._settings_known:
+            decision = _at_least(decision, before, "the operator settings are not known")
+        held = reading is None or state.model in look.rolling or not self._settings_known
         return Decided(
             decision.wanted, decision.reason, decision.why, decision.figures, low, held=held, shadow=scale.shadow
         )
@@ -279,57 +279,64 @@ class Scaler:
         asked = {name: each.asked for name, each in decided.items()}
         return self._limiter.share(plan.limits, claims, asked)
 
-    def _settle(self, it: Scaled, model: PlannedModel, decided: Decided, share: Share) -> None:
+    def _settle(self, state: ScalingState, model: PlannedModel, decided: Decided, share: Share) -> None:
         """Apply and report the decision."""
-        before, wanted = len(model.slots) if it.wanted is None else it.wanted, decided.asked
+        before, wanted = len(model.slots) if state.wanted is None else state.wanted, decided.asked
         reason, why, figures = str(decided.reason), decided.why, dict(decided.figures)
         limited = share.why_not != "" and not decided.shadow
         if limited:
             wanted, reason = share.replicas, str(Reason.LIMIT)
             why = f"{why}; {decided.asked} would do, but {share.why_not}"
             figures["asked"] = decided.asked
-        it.wanted, it.asked = wanted, decided.asked
-        self._metrics.gauge("scale_wanted", it.model).set(wanted)
-        self._metrics.gauge("scale_asked", it.model).set(decided.asked)
+        state.wanted, state.asked = wanted, decided.asked
+        self._metrics.gauge("scale_wanted", state.model).set(wanted)
+        self._metrics.gauge("scale_asked", state.model).set(decided.asked)
         known = {name: round(float(value), 4) for name, value in figures.items() if math.isfinite(value)}
-        now, news = wall_s(), limited and (not it.told or it.told[-1].reason != Reason.LIMIT)
-        told = Told(now, now, before, wanted, reason, why, known, done=not decided.shadow)
-        it.tell(told)
+        now, news = wall_s(), limited and (not state.decisions or state.decisions[-1].reason != Reason.LIMIT)
+        record = DecisionRecord(now, now, before, wanted, reason, why, known, done=not decided.shadow)
+        state.record(record)
         if wanted != before:
-            self._metrics.counter("scale_decisions_total", it.model, told.reason).inc()
-            kind = "scale.changed" if told.done else "scale.would_change"
-            self._write(it, told, kind, f"{told.before} → {told.wanted} replicas ({told.reason}): {told.why}")
+            self._metrics.counter("scale_decisions_total", state.model, record.reason).inc()
+            kind = "scale.changed" if record.done else "scale.would_change"
+            self._write(
+                state, record, kind, f"{record.before} → {record.wanted} replicas ({record.reason}): {record.why}"
+            )
         elif news:
-            self._write(it, told, "scale.limited", told.why)
+            self._write(state, record, "scale.limited", record.why)
 
     def _forget_metrics(self, model: str) -> None:
         for name in ("scale_wanted", "scale_asked"):
             self._metrics.forget(name, model)
 
-    def _check_limits(self, it: Scaled, model: PlannedModel, setting: Setting) -> None:
+    def _check_limits(self, state: ScalingState, model: PlannedModel, setting: Setting) -> None:
         """Raises `ScaleRefused` if a setting does not fit within the limits beside the minimums of the others."""
         several = setting.min if setting.replicas is None else setting.replicas
         if several is not None:
             request = Decided(several, SET, "", {}, least=several)
-            claim = claim_of(it, model, request, self._pools.get(it.model, 0))
+            claim = claim_of(state, model, request, self._pools.get(state.model, 0))
             self._limiter.check(claim, "min" if setting.replicas is None else "replicas")
 
-    def _write(self, it: Scaled, told: Told, kind: str, text: str) -> None:
+    def _write(self, state: ScalingState, record: DecisionRecord, kind: str, text: str) -> None:
         """Record an event in the history and the log."""
-        self._note(kind, f"{it.model}: {text}")
-        document = {"before": told.before, "wanted": told.wanted, "reason": told.reason, "figures": told.figures}
-        it.changed.append(Changed(kind, told.at, CONTROL, it.subject, text, document))
-        self._book.hurry()
+        self._note(kind, f"{state.model}: {text}")
+        document = {
+            "before": record.before,
+            "wanted": record.wanted,
+            "reason": record.reason,
+            "figures": record.figures,
+        }
+        state.changed.append(Changed(kind, record.at, CONTROL, state.subject, text, document))
+        self._store.hurry()
 
-    def _size(self, it: Scaled, model: PlannedModel) -> Size | None:
+    def _size(self, state: ScalingState, model: PlannedModel) -> Size | None:
         """The size of a model; None: as in the cluster file."""
-        scale = _rules(model, it.setting)
-        if scale is None and it.setting.replicas is None:
+        scale = _rules(model, state.setting)
+        if scale is None and state.setting.replicas is None:
             return None
-        shadow = scale is not None and scale.shadow and it.setting.replicas is None
-        several = len(model.slots) if shadow or it.wanted is None else it.wanted
+        shadow = scale is not None and scale.shadow and state.setting.replicas is None
+        several = len(model.slots) if shadow or state.wanted is None else state.wanted
         may_be_none = not shadow and scale is not None and _least(scale) == 0
-        start_s = cold_start_s(it.starts, model.routes.revision)
+        start_s = cold_start_s(state.starts, model.routes.revision)
         return Size(several, may_be_none or several == 0, float(math.ceil(start_s or 0.0)))
 
 
@@ -342,11 +349,11 @@ def _rules(model: PlannedModel, setting: Setting) -> Scale | None:
     if scale is None or (setting.min is None and setting.max is None):
         return scale
     low, high = _set_bounds(scale, setting)
-    hours = tuple(_under(each, setting) for each in scale.schedule)
+    hours = tuple(_hours_within(each, setting) for each in scale.schedule)
     return replace(scale, min=min(low, high), max=high, schedule=hours)
 
 
-def _under(hours: Hours, setting: Setting) -> Hours:
+def _hours_within(hours: Hours, setting: Setting) -> Hours:
     """A schedule's bounds, adjusted to operator settings."""
     low = hours.min if setting.min is None else None
     high = hours.max if setting.max is None else None
@@ -368,8 +375,8 @@ def _least(scale: Scale) -> int:
     return min([scale.min, *(hours.min for hours in scale.schedule if hours.min is not None)])
 
 
-def _kept(decision: Decision, least: int, but: str) -> Decision:
-    """At least that many."""
+def _at_least(decision: Decision, least: int, but: str) -> Decision:
+    """The decision, with that many replicas at the least; `but` says why."""
     if decision.wanted >= least:
         return decision
     why = f"{decision.why}; {decision.wanted} would do, but {but}"
@@ -397,5 +404,5 @@ def _check(model: PlannedModel, setting: Setting) -> None:
 def _in_words(setting: Setting) -> str:
     """What operators have set, and who."""
     named = (("replicas", setting.replicas), ("min", setting.min), ("max", setting.max))
-    told = ", ".join(f"{name} {value}" for name, value in named if value is not None)
-    return f"{told} set by {setting.by}{f': {setting.why}' if setting.why else ''}" if told else ""
+    listed = ", ".join(f"{name} {value}" for name, value in named if value is not None)
+    return f"{listed} set by {setting.by}{f': {setting.why}' if setting.why else ''}" if listed else ""

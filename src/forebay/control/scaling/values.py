@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.control.scaling.kept import Setting, Told
+from forebay.control.scaling.state import DecisionRecord, Setting
 from forebay.core.scaling.settings import Scale
 
 
@@ -53,7 +53,7 @@ class Standing:
     """The current bounds."""
     max: int | None
     cold_start_s: float | None
-    told: tuple[Told, ...]
+    decisions: tuple[DecisionRecord, ...]
     """Decisions, newest last."""
     trouble: str
     """Why the store is unavailable; empty: it is available."""

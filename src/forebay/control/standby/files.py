@@ -28,19 +28,19 @@ async def in_memory(plan: Plan) -> dict[str, str]:
 
 def read_ahead(wanted: dict[str, Path], available: int) -> dict[str, str]:
     """Load all files of each model, or none if there is no room; the results as text, by model. Raises OSError."""
-    room, said = int(available * SHARE_MAX), {}
+    room, results = int(available * SHARE_MAX), {}
     for model, path in sorted(wanted.items()):
         files = files_of(path)
         size = sum(file.stat().st_size for file in files)
         if size > room:
-            said[model] = f"its {_megabytes(size)} are not cached in memory: there is room for {_megabytes(room)}"
+            results[model] = f"its {_megabytes(size)} are not cached in memory: there is room for {_megabytes(room)}"
             continue
         room -= size
         for file in files:
             with file.open("rb") as opened:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-        said[model] = f"its {_megabytes(size)} are cached in memory"
-    return said
+        results[model] = f"its {_megabytes(size)} are cached in memory"
+    return results
 
 
 def files_of(path: Path) -> list[Path]:

@@ -148,7 +148,7 @@ def _promise(model: PlannedModel, lifetimes: LifetimeSums) -> PromiseDocument:
     spares = max(0, len(model.slots) - serve)
     fails, target = failure_times(lifetimes), model.slo.availability
     switch_s = GATEWAYS_S + (lifetimes.promotion_s / lifetimes.promotions if lifetimes.promotions else SWITCH_S)
-    said = estimate_availability(serve, spares, fails, switch_s)
+    estimate = estimate_availability(serve, spares, fails, switch_s)
     start_s = lifetimes.start_s / lifetimes.starts if lifetimes.starts else None
     return PromiseDocument(
         serve=serve,
@@ -161,10 +161,10 @@ def _promise(model: PlannedModel, lifetimes: LifetimeSums) -> PromiseDocument:
         repairs=lifetimes.repairs,
         mtbf_at_least_s=mtbf_at_least_s(lifetimes),
         replica_up=fails.replica_up,
-        enough=said.enough,
-        any=said.any,
-        switching=said.switching,
-        full=said.full,
+        enough=estimate.enough,
+        any=estimate.any,
+        switching=estimate.switching,
+        full=estimate.full,
         switch_s=switch_s,
         promotions=lifetimes.promotions,
         start_s=start_s,

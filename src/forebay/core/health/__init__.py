@@ -1,6 +1,6 @@
 """GPU health: what an error means, when a GPU may serve again, and how much load a slow one gets."""
 
-from forebay.core.health.attribution import hit, inherited
+from forebay.core.health.attribution import devices_hit, inherited
 from forebay.core.health.device import DeviceState, Effect, HealthRules, release, standing, step
 from forebay.core.health.life import OUT, Health, Signal
 from forebay.core.health.throttle import lightest
@@ -29,7 +29,7 @@ __all__ = [
     "Signal",
     "Throttle",
     "classify",
-    "hit",
+    "devices_hit",
     "inherited",
     "lightest",
     "release",

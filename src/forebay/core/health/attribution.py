@@ -6,7 +6,7 @@ from dataclasses import replace
 from forebay.core.health.values import DeviceReading
 
 
-def hit(named: str, devices: Iterable[DeviceReading]) -> tuple[str, ...]:
+def devices_hit(named: str, devices: Iterable[DeviceReading]) -> tuple[str, ...]:
     """Ids, sorted, of the devices affected by an event of `named`, an id or a PCI address; empty: unknown device.
 
     An error of a GPU affects all its slices. One that names a slice is contained in it.

@@ -35,7 +35,7 @@ def place(
     return Placement(spots, search.refused, moving, stays)
 
 
-def homeless(nodes: Iterable[Node], claims: Iterable[Claim], wanted: Sequence[Need], node: str) -> dict[str, str]:
+def unplaceable(nodes: Iterable[Node], claims: Iterable[Claim], wanted: Sequence[Need], node: str) -> dict[str, str]:
     """Slots of `wanted` that run on a node and would fit nowhere if it were barred, with the reasons."""
     search = _Search([_barred(each, node) for each in nodes], claims, STEPS_MAX)
     search.place(wanted)

@@ -89,7 +89,9 @@ def room(replicas: int, free: float) -> float:
     return replicas - free * math.sqrt(replicas)
 
 
-def noted(cells: tuple[Cell, ...], replicas: int, load: float, answers: float, strain: float) -> tuple[Cell, ...]:
+def with_responses(
+    cells: tuple[Cell, ...], replicas: int, load: float, answers: float, strain: float
+) -> tuple[Cell, ...]:
     """The cells after more responses (above 0) of `replicas` at `load` (work per second and replica, above 0).
 
     Cells are sorted.
@@ -102,7 +104,7 @@ def noted(cells: tuple[Cell, ...], replicas: int, load: float, answers: float, s
     cell = Cell(gathered, step, round(weight, 1), round(mean, 4))
     if not old and len(cells) >= CELLS_MAX:
         lightest = min(cells, key=lambda each: (each.weight, each.replicas, each.step))
-        return noted(tuple(each for each in cells if each is not lightest), replicas, load, answers, strain)
+        return with_responses(tuple(each for each in cells if each is not lightest), replicas, load, answers, strain)
     return (*cells[:place], cell, *cells[place + (old is not None) :])
 
 
@@ -114,7 +116,7 @@ def gather(replicas: int) -> int:
     return round(GATHERED_FROM * 1.1**group)
 
 
-def fitted(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE, anyway: float = 0.0) -> Capacity:
+def fit(cells: Sequence[Cell], edge: float = EDGE, frees: Sequence[float] = FREE, anyway: float = 0.0) -> Capacity:
     """The capacity estimate from all cells: strain above `edge` is overload; b is chosen from `frees`.
 
     `anyway` is the strain that no number of replicas changes, which is subtracted.

@@ -100,7 +100,7 @@ class Learned:
 def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: int) -> tuple[Wish, Learned]:
     """The policy's recommendation, and its updated state."""
     lead_s = reading.cold_start_s if scale.lead_s is None else scale.lead_s
-    flow = traffic.followed(learned.traffic, reading)
+    flow = traffic.with_reading(learned.traffic, reading)
     known = replace(
         learned,
         traffic=flow,
@@ -108,18 +108,18 @@ def wish(scale: Scale, learned: Learned, reading: Reading, now: float, current: 
         full_s=_full_s(learned, reading, current),
     )
     wanted = _wish(known, learned.traffic, reading, now, current)
-    seasons = season.learned(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
+    seasons = season.with_level(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
     return wanted, _study(scale, replace(known, season=seasons), reading, now)
 
 
-def afresh(learned: Learned) -> Learned:
+def without_load(learned: Learned) -> Learned:
     """The state after a gap: the capacity is still known, but not the load."""
     return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0, full_s=0.0)
 
 
 def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current: int) -> Wish:
     flow, able = known.traffic, _able(known, reading)
-    ahead = season.expected(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
+    ahead = season.forecast(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
     figures = {
         "requests_per_s": flow.requests,
         "tokens_per_s": flow.level,
@@ -209,7 +209,7 @@ def _spare(known: Learned, able: Capacity, now: float, wanted: int, current: int
     margin = 1 + min(max(error, SPARE_MIN), SPARE_MAX)
     times = (0.5, 1.0, 1.5, 2.0)
     most = max(
-        season.expected(known.season, flow.level, flow.slope(), (known.lead_s + AHEAD_S) / 2 * part, now)
+        season.forecast(known.season, flow.level, flow.slope(), (known.lead_s + AHEAD_S) / 2 * part, now)
         for part in times
     )
     most = max(most, flow.level) * margin
@@ -268,8 +268,10 @@ def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learne
         crowd = flow.in_flight / reading.ready
         known = replace(
             known,
-            cells=capacity.noted(known.cells, reading.ready, load, many, late) if load > 0 else known.cells,
-            crowds=capacity.noted(known.crowds, reading.ready, crowd, many, late) if crowd > 0 else known.crowds,
+            cells=capacity.with_responses(known.cells, reading.ready, load, many, late) if load > 0 else known.cells,
+            crowds=capacity.with_responses(known.crowds, reading.ready, crowd, many, late)
+            if crowd > 0
+            else known.crowds,
         )
         kept = math.exp(-reading.since_s / SPENT_S)
         known = replace(known, answers=known.answers * kept + many, strained=known.strained * kept + many * late)
@@ -281,8 +283,8 @@ def _study(scale: Scale, known: Learned, reading: Reading, now: float) -> Learne
         anyway = capacity.unloaded(known.cells)
         since = (known.alike_since or now) if anyway else 0.0
         anyway = anyway if now - since >= ALIKE_S else 0.0
-        able = capacity.fitted(known.cells, edge, anyway=anyway)
-        crowds = capacity.fitted(known.crowds, edge, (able.free,), anyway)
+        able = capacity.fit(known.cells, edge, anyway=anyway)
+        crowds = capacity.fit(known.crowds, edge, (able.free,), anyway)
         known = replace(known, capacity=able, crowd=crowds, anyway=anyway, alike_since=since, fitted_at=now)
     return known
 

@@ -57,7 +57,7 @@ class Season(NamedTuple):
     """Not due yet, oldest first."""
 
 
-def learned(season: Season, level: float, slope: float, horizon_s: float, now: float) -> Season:
+def with_level(season: Season, level: float, slope: float, horizon_s: float, now: float) -> Season:
     """The state updated with the current level, which changes by `slope` per second. Forecasts are evaluated at
     `horizon_s`."""
     number = int(now // BIN_S) % WEEK_BINS
@@ -75,7 +75,7 @@ def learned(season: Season, level: float, slope: float, horizon_s: float, now: f
     return season
 
 
-def expected(season: Season, level: float, slope: float, ahead_s: float, now: float) -> float:
+def forecast(season: Season, level: float, slope: float, ahead_s: float, now: float) -> float:
     """The expected level in `ahead_s` seconds, by the best method."""
     way = best(season)
     found = 0.0 if way == 0 else _by(season, 7 if way == 1 else 1, level, ahead_s, now)

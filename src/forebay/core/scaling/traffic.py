@@ -50,7 +50,7 @@ class Traffic(NamedTuple):
         return (self.level - self.long) / (LONG_S - LEVEL_S)
 
 
-def followed(traffic: Traffic, reading: Reading) -> Traffic:
+def with_reading(traffic: Traffic, reading: Reading) -> Traffic:
     """The traffic updated with a reading."""
     since_s = reading.since_s
     output, answers = traffic.output, traffic.answers

@@ -3,10 +3,10 @@
 from forebay.sim.engine.hardware import Hardware, Start, hardware, rows, start_s
 from forebay.sim.engine.replica import Replica
 from forebay.sim.engine.step import StepTime
-from forebay.sim.engine.values import Happened, Job, JobTooLarge, Kind
+from forebay.sim.engine.values import EngineEvent, Job, JobTooLarge, Kind
 
 __all__ = [
-    "Happened",
+    "EngineEvent",
     "Hardware",
     "Job",
     "JobTooLarge",

@@ -17,7 +17,7 @@ from typing import Final
 
 from forebay.sim.engine.hardware import Hardware
 from forebay.sim.engine.pool import KvPool
-from forebay.sim.engine.values import Happened, Job, JobTooLarge, Kind
+from forebay.sim.engine.values import EngineEvent, Job, JobTooLarge, Kind
 
 SEQUENCES_MAX: Final = 256
 """Most concurrent sequences; vLLM's `max_num_seqs`."""
@@ -109,7 +109,7 @@ class Replica:
         self._ends = math.inf
         self._square = 0.0
         self._hung_at = math.inf
-        self._out: list[Happened] = []
+        self._out: list[EngineEvent] = []
 
         self.busy_s = 0.0
         """Time in completed steps."""
@@ -220,7 +220,7 @@ class Replica:
             self._release(sequence, sequence.target)
         return True
 
-    def advance(self, now: float) -> list[Happened]:
+    def advance(self, now: float) -> list[EngineEvent]:
         """Events since the last call, up to and including `now`."""
         self._run_to(now)
         self._catch_up(now)
@@ -338,7 +338,7 @@ class Replica:
             for id, sequence in self._running.items():
                 if sequence.ends >= 0:
                     made = sequence.job.output_tokens - (sequence.ends - clock)
-                    out.append(Happened(at, id, Kind.TOKEN, made, sequence.cached))
+                    out.append(EngineEvent(at, id, Kind.TOKEN, made, sequence.cached))
         while self._next_ending() == clock:
             _, _, sequence = heappop(self._ending)
             self._stop_decoding(sequence)
@@ -347,7 +347,7 @@ class Replica:
             job = sequence.job
             made = sequence.made = sequence.made + 1
             if made == 1 or self._each_token:
-                out.append(Happened(at, job.id, Kind.FIRST if made == 1 else Kind.TOKEN, made, sequence.cached))
+                out.append(EngineEvent(at, job.id, Kind.FIRST if made == 1 else Kind.TOKEN, made, sequence.cached))
             if made == job.output_tokens:
                 self._end(sequence, at)
                 continue
@@ -361,7 +361,7 @@ class Replica:
         job = sequence.job
         del self._running[job.id]
         self._release(sequence, job.prompt_tokens + job.output_tokens - 1)
-        self._out.append(Happened(at, job.id, Kind.DONE, job.output_tokens, sequence.cached))
+        self._out.append(EngineEvent(at, job.id, Kind.DONE, job.output_tokens, sequence.cached))
 
     # --- the step
 

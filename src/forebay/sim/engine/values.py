@@ -26,7 +26,7 @@ class Kind(Enum):
     """All its tokens are there."""
 
 
-class Happened(NamedTuple):
+class EngineEvent(NamedTuple):
     """Something has become of a job."""
 
     at: float

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.sim.engine import Happened, Hardware, Job, Kind, Replica, hardware
+from forebay.sim.engine import EngineEvent, Hardware, Job, Kind, Replica, hardware
 from forebay.sim.load.columns import Columns
 from forebay.sim.load.values import Workload
 from forebay.sim.replay.cluster import SimCluster
@@ -124,7 +124,7 @@ def _full(row: Hardware, cluster: SimCluster, mix: Mix) -> float:
     return (last - first) / (ended[last] - ended[first])
 
 
-def _events(replica: Replica) -> Iterator[Happened]:
+def _events(replica: Replica) -> Iterator[EngineEvent]:
     while replica.next_at < float("inf"):
         yield from replica.advance(replica.next_at)
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.core.scaling.decide import decide
-from forebay.core.scaling.memory import Memory
 from forebay.core.scaling.settings import Scale
+from forebay.core.scaling.state import AutoscalerState
 from forebay.core.scaling.values import Reading
 from forebay.sim.fleet.fleet import EPOCH_S, Fleet
 from forebay.sim.fleet.response import Response
@@ -24,12 +24,12 @@ class Scaler:
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._memory = Memory()
+        self._state = AutoscalerState()
 
     def size(self, reading: Reading | None, now: float, current: int) -> int:
         """The decision of `decide`."""
         at = EPOCH_S + now if reading is None else reading.at
-        decision, self._memory = decide(self._scale, self._memory, reading, at, current=current)
+        decision, self._state = decide(self._scale, self._state, reading, at, current=current)
         return decision.wanted
 
 

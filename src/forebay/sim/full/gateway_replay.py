@@ -22,7 +22,7 @@ from forebay.gateway import serve
 from forebay.gateway.records.accesslog import AccessLog
 from forebay.net.outbox import Outbox
 from forebay.obs import log as logs
-from forebay.sim.engine import Happened, Job, hardware
+from forebay.sim.engine import EngineEvent, Job, hardware
 from forebay.sim.engine import Replica as Engine
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.loop import run
@@ -176,8 +176,8 @@ class _GatewayReplay:
                 speed=speed,
             )
 
-            def done(happened: Happened, at: int = at) -> None:
-                self._served[happened.id] = at
+            def done(event: EngineEvent, at: int = at) -> None:
+                self._served[event.id] = at
 
             node = Node(
                 f"sim-{at}",

@@ -11,7 +11,7 @@ from typing import Final
 
 from forebay.core.model import BlockNews, LoadReport, ReplicaState
 from forebay.core.prefix.journal import Journal
-from forebay.sim.engine import Happened, Job, JobTooLarge, Kind, Replica
+from forebay.sim.engine import EngineEvent, Job, JobTooLarge, Kind, Replica
 
 ID: Final = b"x-request-id: "
 HEAD: Final = (
@@ -67,7 +67,7 @@ class Node:
         *,
         room: int,
         reports_blocks: bool,
-        done: Callable[[Happened], None],
+        done: Callable[[EngineEvent], None],
     ) -> None:
         self.id = replica
         self.engine = engine
@@ -156,19 +156,19 @@ class Node:
     def _advance(self, now: float) -> None:
         """Send the results of requests. Gateways may send new ones meanwhile."""
         self._busy = True
-        for happened in self.engine.advance(now):
+        for event in self.engine.advance(now):
             self.version += 1
-            port = self._ports.get(happened.id)
+            port = self._ports.get(event.id)
             if port is None:  # cancelled at this very moment
                 continue
-            if happened.kind is Kind.FIRST:
+            if event.kind is Kind.FIRST:
                 port.protocol.data_received(ANSWER_BEGINS)
                 continue
             job, port.job = port.job, None
             assert job is not None
-            del self._ports[happened.id]
-            self._done(happened)
-            port.protocol.data_received(ANSWER_ENDS % (job.prompt_tokens, job.output_tokens, happened.cached_tokens))
+            del self._ports[event.id]
+            self._done(event)
+            port.protocol.data_received(ANSWER_ENDS % (job.prompt_tokens, job.output_tokens, event.cached_tokens))
         self._busy = False
 
     def _set(self, now: float) -> None:

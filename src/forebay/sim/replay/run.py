@@ -12,7 +12,7 @@ from typing import Final, cast
 from forebay.core.cluster import Slo
 from forebay.core.model import ModelRoutes, Policy, Task
 from forebay.core.prefix.blocks import blocks
-from forebay.sim.engine import Happened, Job, Replica, hardware
+from forebay.sim.engine import EngineEvent, Job, Replica, hardware
 from forebay.sim.load.values import Arrival, Workload
 from forebay.sim.loop import run
 from forebay.sim.replay.borrowed import Borrowed
@@ -212,8 +212,8 @@ class _Replay:
         if not self._open and self._next == len(self._arrivals) and not self._over.done():
             self._over.set_result(None)
 
-    def _served(self, at: int, happened: Happened) -> None:
-        self._outcome.served(happened.id, at, happened.cached_tokens)
+    def _served(self, at: int, event: EngineEvent) -> None:
+        self._outcome.served(event.id, at, event.cached_tokens)
 
     # --- time
 

@@ -53,7 +53,7 @@ async def status(call: AdminCall) -> Status:
     return _status(call)
 
 
-async def happened(call: AdminCall) -> Events:
+async def recent_events(call: AdminCall) -> Events:
     """Recent events of this controller."""
     after = admin_request.number(call.request.query_params.get("after", "0"), "after")
     return Events(tuple(call.services.journal.since(after)))
@@ -89,7 +89,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "readyz": readyz,
     "metrics": metrics,
     "status": status,
-    "events": happened,
+    "events": recent_events,
     "history": history,
     "reload": reload,
     "apply": apply,

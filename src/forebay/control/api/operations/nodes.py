@@ -5,8 +5,8 @@ from typing import Final
 
 from forebay.control.api import documents
 from forebay.control.api.services import AdminCall, Handler
+from forebay.control.health.documents import Standing
 from forebay.control.health.health import Health, NodeRefused
-from forebay.control.health.telling import Standing
 from forebay.core.errors import Code, Refusal
 from forebay.wire import admin_request
 

@@ -7,44 +7,44 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from forebay.control.rolling.values import Run
-from forebay.control.scaling.kept import Scaled
+from forebay.control.scaling.state import ScalingState
 from forebay.obs.clock import wall_s
-from forebay.store.database import Conflict, StoreError
+from forebay.store.access import RETRY_S, RunBlocking, StoreAccess
+from forebay.store.database import StoreError
 from forebay.store.documents import NONE, Documents, Kept
 from forebay.wire.documents import UNREADABLE
 
-T = TypeVar("T")
 KEEP_EVERY_S: Final = 60.0
 """How often learned state is stored while nothing changes."""
 LOOK_EVERY_S: Final = 5.0
-RETRY_S: Final = 2.0
-"""How long to wait before using the store again after it failed."""
 
 
-class Book:
+class ScalingStore:
     """Reads once, then writes. `recall`: a file with the same content, for a start while the store is down; None:
     none."""
 
     def __init__(
-        self, records: Documents, run: Run, note: Callable[[str, str], None], recall: Path | None = None
+        self, records: Documents, run: RunBlocking, note: Callable[[str, str], None], recall: Path | None = None
     ) -> None:
         self._records = records
         self._recall = recall
         self._texts: dict[str, str] = {}
         """The content of the `recall` file."""
-        self._run = run
         self._note = note
+        self._use = StoreAccess(run, note, "scaling goes on in memory")
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self.read = False
         """Whether the stored state has been read."""
-        self.trouble = ""
+
+    @property
+    def trouble(self) -> str:
         """Why the store is unavailable; empty: it is available."""
+        return self._use.trouble
 
     def close(self) -> None:
         """Close the store."""
@@ -56,7 +56,7 @@ class Book:
 
     async def known(self) -> Mapping[str, Kept]:
         """The stored state. Raises `StoreError`."""
-        found = await self._try(self._records.known)
+        found = await self._use(self._records.known)
         self.read = True
         return found
 
@@ -83,7 +83,7 @@ class Book:
             draft.unlink(missing_ok=True)
 
     async def follow(
-        self, models: Callable[[], Iterable[Scaled]], take: Callable[[Mapping[str, Kept]], None]
+        self, models: Callable[[], Iterable[ScalingState]], take: Callable[[Mapping[str, Kept]], None]
     ) -> None:
         """Store changes, until cancelled. `take` gets the stored state if it could not be read before."""
         while True:
@@ -105,39 +105,21 @@ class Book:
                 self._note("trouble", f"scaling: {type(mistake).__name__}: {mistake}")
                 await asyncio.sleep(RETRY_S)
 
-    async def keep(self, it: Scaled) -> None:
+    async def keep(self, state: ScalingState) -> None:
         """Store a model now. Raises `StoreError`; then it is retried later."""
         async with self._turn:
-            new, changed = Kept(it.text(), it.version), tuple(it.changed)
-            self._remember(it.model, new.text)
-            try:
-                stored = await self._try(lambda: self._records.keep(it.model, new, wall_s(), changed))
-            except Conflict:  # another writer, or our own write whose response was lost
-                kept = (await self._try(self._records.known)).get(it.model, Kept())
-                it.version = kept.version
-                if kept.text != new.text:
-                    self._news.set()
-                    return
-                stored = kept
-            it.version = stored.version
-            it.forget(changed)
-            it.kept_at = asyncio.get_running_loop().time()
+            new, changed = Kept(state.text(), state.version), tuple(state.changed)
+            self._remember(state.model, new.text)
+            stored, is_ours = await self._use.keep(self._records, state.model, new, wall_s(), changed)
+            state.version = stored.version
+            if not is_ours:
+                self._news.set()
+                return
+            state.forget(changed)
+            state.kept_at = asyncio.get_running_loop().time()
 
-    def _is_due(self, it: Scaled) -> bool:
-        if it.changed:
+    def _is_due(self, state: ScalingState) -> bool:
+        if state.changed:
             return True
-        used = it.version != NONE or it.wanted is not None
-        return used and asyncio.get_running_loop().time() - it.kept_at >= KEEP_EVERY_S
-
-    async def _try(self, work: Callable[[], T]) -> T:
-        try:
-            found = await self._run(work)
-        except Conflict:
-            raise
-        except StoreError as error:
-            if not self.trouble:
-                self._note("store_trouble", f"{error}; scaling goes on in memory")
-            self.trouble = str(error)
-            raise
-        self.trouble = ""
-        return found
+        used = state.version != NONE or state.wanted is not None
+        return used and asyncio.get_running_loop().time() - state.kept_at >= KEEP_EVERY_S

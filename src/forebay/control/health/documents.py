@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from forebay.control.health.kept import NodeMemory
+from forebay.control.health.node_state import NodeRecord
 from forebay.core.health import DeviceReading, DeviceState, Health
 from forebay.core.reconcile import Kind, ObservedUnit
 from forebay.providers.devices.opening import LOCAL
@@ -60,7 +60,7 @@ class Standing:
 
 
 def standing_of(
-    memory: NodeMemory,
+    record: NodeRecord,
     name: str,
     readings: Mapping[str, DeviceReading],
     units: Iterable[ObservedUnit],
@@ -69,9 +69,9 @@ def standing_of(
     """A node as it is now; `readings` and `units` are those of all nodes."""
     own = [unit for unit in units if unit.alive and unit.kind is Kind.REPLICA and (unit.node or LOCAL) == name]
     replicas = tuple(sorted(unit.slot for unit in own))
-    out = memory.maintenance
+    out = record.maintenance
     there = {id: reading for id, reading in readings.items() if reading.node == name}
-    known = sorted({*there, *(id for id, state in memory.devices.items() if state.out)})
+    known = sorted({*there, *(id for id, state in record.devices.items() if state.out)})
     return Standing(
         name=name,
         state="serving" if out is None else "draining" if replicas else "drained",
@@ -81,7 +81,7 @@ def standing_of(
         trouble=trouble,
         replicas=replicas,
         devices=tuple(
-            _device(there.get(id, DeviceReading(id)), memory.devices.get(id, DeviceState(id)), own) for id in known
+            _device(there.get(id, DeviceReading(id)), record.devices.get(id, DeviceState(id)), own) for id in known
         ),
     )
 

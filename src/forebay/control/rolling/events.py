@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from forebay.control.plan import PlannedModel
 from forebay.control.rolling.shaping import base_held
 from forebay.core.deploy.rollout import Command, Phase
-from forebay.store.rollouts import Happening, Row, Target
+from forebay.store.rollouts import RolloutEvent, Row, Target
 
 CONTROL = "control"
 """The actor of changes that nobody requested."""
@@ -21,19 +21,19 @@ DONE = {
 }
 
 
-def started(row: Row, why: str) -> Happening:
+def start_event(row: Row, why: str) -> RolloutEvent:
     """The event of a rollout's start."""
-    return Happening("rollout.started", row.created_at, row.created_by, why)
+    return RolloutEvent("rollout.started", row.created_at, row.created_by, why)
 
 
-def happenings(before: Row, after: Row, now: float) -> tuple[Happening, ...]:
+def control_events(before: Row, after: Row, now: float) -> tuple[RolloutEvent, ...]:
     """The events of control's own changes; none if only evidence has arrived."""
-    return tuple(Happening(f"rollout.{kind}", now, CONTROL, after.rollout.why) for kind in _kinds(before, after))
+    return tuple(RolloutEvent(f"rollout.{kind}", now, CONTROL, after.rollout.why) for kind in _kinds(before, after))
 
 
-def said(command: Command, actor: str, why: str, now: float) -> tuple[Happening, ...]:
+def command_events(command: Command, actor: str, why: str, now: float) -> tuple[RolloutEvent, ...]:
     """The event of an operator's command."""
-    return (Happening(f"rollout.{COMMANDS[command]}", now, actor, why),)
+    return (RolloutEvent(f"rollout.{COMMANDS[command]}", now, actor, why),)
 
 
 def _kinds(before: Row, after: Row) -> Iterator[str]:

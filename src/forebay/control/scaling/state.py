@@ -1,4 +1,4 @@
-"""The stored state of the scaling of one model: operator settings, decisions, start times, learned memory."""
+"""The stored state of the scaling of one model: operator settings, decisions, start times, the autoscaler's state."""
 
 from collections import deque
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 import msgspec
 
 from forebay.control.scaling.starts import Taken
-from forebay.core.scaling.memory import Memory
+from forebay.core.scaling.state import AutoscalerState
 from forebay.store.documents import NONE, Changed
 from forebay.wire.documents import UNREADABLE
 
-TOLD_MAX: Final = 200
+DECISIONS_MAX: Final = 200
 """How many decisions are kept."""
 STORED_MAX: Final = 20
 """How many changes survive a restart of control."""
@@ -18,7 +18,7 @@ CHANGES_MAX: Final = 100
 """How many changes wait for a store that is down."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class DecisionRecord(msgspec.Struct, frozen=True):
     """A decision that was unchanged from `at` to `until`, in seconds since the epoch."""
 
     at: float
@@ -33,7 +33,7 @@ class Told(msgspec.Struct, frozen=True):
     done: bool = True
     """False: only reported, in shadow mode."""
 
-    def same(self, other: "Told") -> bool:
+    def same(self, other: "DecisionRecord") -> bool:
         """Whether the other decision repeats this one; decisions that change the count are never merged."""
         mine, its = (self.before, self.wanted, self.reason, self.done), (other.before, other.wanted, other.reason)
         return self.before == self.wanted and mine == (*its, other.done)
@@ -63,14 +63,26 @@ class Document(msgspec.Struct, frozen=True):
     asked: int | None = None
     setting: Setting = Setting()
     starts: dict[str, tuple[float, ...]] = {}
-    told: tuple[Told, ...] = ()
-    memory: msgspec.Raw = msgspec.Raw(b"null")
+    decisions: tuple[DecisionRecord, ...] = msgspec.field(default=(), name="told")
+    autoscaler: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="memory")
+    """An `AutoscalerState`, apart: one of another version may be unreadable."""
 
 
-class Scaled:
+class ScalingState:
     """The scaling state of one model."""
 
-    __slots__ = ("asked", "changed", "kept_at", "memory", "model", "setting", "starts", "told", "version", "wanted")
+    __slots__ = (
+        "asked",
+        "autoscaler",
+        "changed",
+        "decisions",
+        "kept_at",
+        "model",
+        "setting",
+        "starts",
+        "version",
+        "wanted",
+    )
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -79,9 +91,9 @@ class Scaled:
         self.asked: int | None = None
         """The count wanted without `limits`; None: the same."""
         self.setting = Setting()
-        self.memory = Memory()
+        self.autoscaler = AutoscalerState()
         self.starts: Taken = {}
-        self.told: deque[Told] = deque(maxlen=TOLD_MAX)
+        self.decisions: deque[DecisionRecord] = deque(maxlen=DECISIONS_MAX)
         self.changed: deque[Changed] = deque(maxlen=CHANGES_MAX)
         """Events that are still to be stored."""
         self.version = NONE
@@ -95,10 +107,10 @@ class Scaled:
 
     def text(self) -> str:
         """The document to be stored."""
-        told = tuple(each for each in self.told if each.wanted != each.before)[-STORED_MAX:]
-        memory = msgspec.Raw(msgspec.json.encode(self.memory))
+        decisions = tuple(each for each in self.decisions if each.wanted != each.before)[-STORED_MAX:]
+        autoscaler = msgspec.Raw(msgspec.json.encode(self.autoscaler))
         return msgspec.json.encode(
-            Document(self.wanted, self.asked, self.setting, self.starts, told, memory)
+            Document(self.wanted, self.asked, self.setting, self.starts, decisions, autoscaler)
         ).decode()
 
     def take(self, text: str) -> None:
@@ -109,11 +121,11 @@ class Scaled:
             return
         self.wanted, self.asked = document.wanted, document.asked
         self.setting, self.starts = document.setting, document.starts
-        self.told.extend(document.told)
+        self.decisions.extend(document.decisions)
         try:
-            self.memory = msgspec.json.decode(document.memory, type=Memory)
+            self.autoscaler = msgspec.json.decode(document.autoscaler, type=AutoscalerState)
         except UNREADABLE:
-            self.memory = Memory()
+            self.autoscaler = AutoscalerState()
 
     def forget(self, written: tuple[Changed, ...]) -> None:
         """Drop changes that have been stored."""
@@ -121,12 +133,12 @@ class Scaled:
         self.changed.clear()
         self.changed.extend(left)
 
-    def tell(self, told: Told) -> bool:
+    def record(self, decision: DecisionRecord) -> bool:
         """Record a decision; False if it repeats the last one."""
-        if self.told and self.told[-1].same(told):
-            self.told[-1] = msgspec.structs.replace(
-                self.told[-1], until=told.until, why=told.why, figures=told.figures
+        if self.decisions and self.decisions[-1].same(decision):
+            self.decisions[-1] = msgspec.structs.replace(
+                self.decisions[-1], until=decision.until, why=decision.why, figures=decision.figures
             )
             return False
-        self.told.append(told)
+        self.decisions.append(decision)
         return True

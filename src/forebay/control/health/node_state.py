@@ -24,7 +24,7 @@ class Maintenance:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeRecord:
     """The stored document of a node."""
 
     maintenance: Maintenance | None = None
@@ -32,11 +32,11 @@ class NodeMemory:
 
 
 @dataclass
-class Remembered:
+class NodeState:
     """A node: its state, the stored version of it, and changes since."""
 
     name: str
-    memory: NodeMemory = field(default_factory=NodeMemory)
+    record: NodeRecord = field(default_factory=NodeRecord)
     version: int = 0
     changed: list[Changed] = field(default_factory=list)
     asked: bool = False
@@ -45,22 +45,22 @@ class Remembered:
     @property
     def kept(self) -> Kept:
         """The document to be stored."""
-        return Kept(msgspec.json.encode(self.memory).decode(), self.version)
+        return Kept(msgspec.json.encode(self.record).decode(), self.version)
 
     def take(self, kept: Kept) -> str:
         """Merge the stored state; newer changes take precedence. Returns what is wrong; empty: nothing."""
         self.version = kept.version
         try:
-            old = msgspec.json.decode(kept.text, type=NodeMemory)
+            old = msgspec.json.decode(kept.text, type=NodeRecord)
         except UNREADABLE as error:
             return f"what was stored of node {self.name} cannot be read: {error}"
-        now = self.memory
+        now = self.record
         devices = {id: state for id, state in now.devices.items() if state.since}
         merged = {**now.devices, **old.devices, **devices}
         maintenance = now.maintenance if self.asked else old.maintenance
-        self.memory = NodeMemory(maintenance, dict(sorted(merged.items())))
+        self.record = NodeRecord(maintenance, dict(sorted(merged.items())))
         return ""
 
     def put(self, state: DeviceState) -> None:
         """Set the state of a device."""
-        self.memory = replace(self.memory, devices={**self.memory.devices, state.device: state})
+        self.record = replace(self.record, devices={**self.record.devices, state.device: state})

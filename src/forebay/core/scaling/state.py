@@ -7,7 +7,7 @@ from forebay.core.scaling.learned import Learned
 from forebay.core.scaling.rules.table import Rules
 
 
-class Wished(NamedTuple):
+class WishRange(NamedTuple):
     """The range of recommendations in a short period, before the windows of `up` and `down`."""
 
     at: float
@@ -17,7 +17,7 @@ class Wished(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AutoscalerState:
     """The state of one model. Times are seconds since the epoch."""
 
     known_at: float | None = None
@@ -28,7 +28,7 @@ class Memory:
     """When there was last a request, or the first reading."""
     above: tuple[float | None, ...] = ()
     """Since when each of the limits is exceeded."""
-    wishes: tuple[Wished, ...] = ()
+    wishes: tuple[WishRange, ...] = ()
     """Within the windows of `up` and `down`, oldest first."""
     changes: tuple[tuple[float, int], ...] = ()
     """The last changes: when, and by how many replicas; oldest first."""

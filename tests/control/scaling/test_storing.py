@@ -9,8 +9,8 @@ import pytest
 from tests.control.deploying.rig import inline
 from tests.control.deploying.world import wait
 
-from forebay.control.scaling.book import Book
-from forebay.control.scaling.kept import Scaled, Setting
+from forebay.control.scaling.state import ScalingState, Setting
+from forebay.control.scaling.storing import ScalingStore
 from forebay.sim.loop import run
 from forebay.store import events
 from forebay.store.database import Store, StoreDown, open_store
@@ -33,8 +33,8 @@ def run_with_store(folder: Path, test: Callable[[Store, list[str]], Awaitable[No
         store.close()
 
 
-def scaled(replicas: int) -> Scaled:
-    it = Scaled("chat")
+def scaled(replicas: int) -> ScalingState:
+    it = ScalingState("chat")
     it.setting = Setting(replicas=replicas)
     it.changed.append(CHANGE)
     return it
@@ -47,7 +47,9 @@ def count(store: Store) -> int:
 
 def test_a_conflicting_write_is_based_on_the_newer_version(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
-        books = [Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)]
+        books = [
+            ScalingStore(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None) for _ in range(2)
+        ]
         first, second = scaled(1), scaled(2)
         await books[0].keep(first)
         await books[1].keep(second)
@@ -80,7 +82,7 @@ class FailingDocuments(Documents):
 )
 def test_failed_write_is_retried_later(tmp_path: Path, error: Exception, noted_then: str) -> None:
     async def test(store: Store, noted: list[str]) -> None:
-        book = Book(FailingDocuments(store, error), inline, lambda kind, why: noted.append(why))
+        book = ScalingStore(FailingDocuments(store, error), inline, lambda kind, why: noted.append(why))
         it = scaled(1)
         task = asyncio.get_running_loop().create_task(book.follow(lambda: (it,), lambda stored: None))
         book.hurry()
@@ -99,7 +101,7 @@ def test_failed_write_is_retried_later(tmp_path: Path, error: Exception, noted_t
 def test_unusable_recall_file_is_ignored(tmp_path: Path) -> None:
     async def test(store: Store, noted: list[str]) -> None:
         file = tmp_path / "no" / "scaled.json"
-        book = Book(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None, file)
+        book = ScalingStore(Documents(SCALES, lambda: store, "test"), inline, lambda kind, why: None, file)
         assert book.recalled() is None
         await book.keep(scaled(1))
         assert book.recalled() is None
