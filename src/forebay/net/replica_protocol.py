@@ -1,6 +1,12 @@
-"""Headers between a gateway and its replicas, workers or model servers; clients never see most of them."""
+"""Between replicas (workers or model servers), their gateways and control: headers, and the replica's lease.
 
-from typing import Final
+Clients never see most of the headers.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+from forebay.core.leading.lease import ReplicaLease
 
 GATEWAY: Final = b"x-forebay-gateway"
 """Request header that a gateway sets to `1`: it can have another replica finish what this one cannot."""
@@ -20,3 +26,21 @@ USAGE: Final = b"x-forebay-usage"
 """Header of a whole response, or trailer of a stream, with its token counts: `PROMPT,COMPLETION,CACHED`."""
 ERROR: Final = b"x-forebay-error"
 """Trailer of a stream that a replica cannot finish: the error code, which decides whether another one resumes it."""
+
+
+class LoadPolled(Protocol):
+    """What answers load polls, and so renews the replica's lease."""
+
+    asked_at: float
+    """Time of the last load poll, on the loop's clock, seconds."""
+
+
+async def lease_expiry(polled: LoadPolled, lease_s: float) -> None:
+    """Return when the lease, which begins now, has expired: nothing has polled the load for `lease_s`."""
+    now = asyncio.get_running_loop().time
+    polled.asked_at = now()
+    while True:
+        lease = ReplicaLease(polled.asked_at, lease_s)
+        if lease.ended(now()):
+            return
+        await asyncio.sleep(lease.look_again_s(now()))

@@ -7,10 +7,10 @@ from pathlib import Path
 import structlog
 
 from forebay import __version__
-from forebay.core.leading.lease import Tending, forgotten
+from forebay.core.leading.lease import expired_text
 from forebay.core.model import WorkerSpec
 from forebay.net.ports import listen
-from forebay.net.replica_protocol import GATEWAY
+from forebay.net.replica_protocol import GATEWAY, lease_expiry
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 from forebay.worker.channel import Configure
@@ -49,8 +49,8 @@ async def run(
     log.info("listening", host=spec.host, port=server.port)
     gave_up: GaveUp | None = None
     async with asyncio.TaskGroup() as tasks:
-        drain = tasks.create_task(_drain_when_told(stop, shell, engine, spec.drain_grace_s, log))
-        fence = tasks.create_task(_fence_when_forgotten(shell, engine, spec.lease_s, log))
+        drain = tasks.create_task(_drain_at_stop(stop, shell, engine, spec.drain_grace_s, log))
+        fence = tasks.create_task(_fence_at_lease_expiry(shell, engine, spec.lease_s, log))
         try:
             await engine.run()
         except GaveUp as error:
@@ -58,31 +58,25 @@ async def run(
         drain.cancel()
         fence.cancel()
     if shell.fenced:
-        gave_up = GaveUp(forgotten(spec.lease_s))
+        gave_up = GaveUp(expired_text(spec.lease_s))
     await server.drain(CLOSE_GRACE_S)
     server.close()
     if gave_up is not None:
         raise gave_up
 
 
-async def _fence_when_forgotten(
+async def _fence_at_lease_expiry(
     shell: Shell, engine: EngineProcess, lease_s: float, log: structlog.stdlib.BoundLogger
 ) -> None:
     if not lease_s:
         return
-    now = asyncio.get_running_loop().time
-    shell.asked_at = now()
-    while True:
-        lease = Tending(shell.asked_at, lease_s)
-        if lease.ended(now()):
-            break
-        await asyncio.sleep(lease.look_again_s(now()))
-    log.error("fenced", reason=forgotten(lease_s), left=shell.report().in_flight)
+    await lease_expiry(shell, lease_s)
+    log.error("fenced", reason=expired_text(lease_s), left=shell.report().in_flight)
     shell.fence()
     engine.stop()
 
 
-async def _drain_when_told(
+async def _drain_at_stop(
     stop: asyncio.Event, shell: Shell, engine: EngineProcess, grace_s: float, log: structlog.stdlib.BoundLogger
 ) -> None:
     await stop.wait()

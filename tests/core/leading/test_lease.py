@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.leading.lease import DRIFT_MAX, LOOKS, RENEWALS, Tending, forgotten, usable_until
+from forebay.core.leading.lease import DRIFT_MAX, LOOKS, RENEWALS, ReplicaLease, expired_text, usable_until
 from forebay.core.leading.settings import control_conflicts
 
 
@@ -28,12 +28,12 @@ def test_two_renewals_may_fail_before_a_leader_pauses() -> None:
 
 
 def test_polled_replica_continues_and_unpolled_one_stops_in_time() -> None:
-    lease = Tending(asked_at=10.0, lease_s=30.0)
+    lease = ReplicaLease(asked_at=10.0, lease_s=30.0)
     assert not lease.ended(39.9)
     assert lease.look_again_s(20.0) == 20.0
     assert lease.ended(40.0)
     assert lease.look_again_s(50.0) == 0.0
-    assert "30 s" in forgotten(30.0)
+    assert "30 s" in expired_text(30.0)
 
 
 def test_several_controllers_require_a_shared_store() -> None:

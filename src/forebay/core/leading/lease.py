@@ -20,8 +20,8 @@ def usable_until(asked_at: float, lease_s: float) -> float:
     return asked_at + lease_s * (1.0 - DRIFT_MAX)
 
 
-class Tending(NamedTuple):
-    """A replica's lease, renewed by every load poll of control or a gateway."""
+class ReplicaLease(NamedTuple):
+    """A replica's lease, renewed by every load poll of control or a gateway; without one it stops itself."""
 
     asked_at: float
     """Time of the last load poll, or since when it can be polled; its own clock, seconds."""
@@ -36,7 +36,7 @@ class Tending(NamedTuple):
         return max(0.0, self.asked_at + self.lease_s - now)
 
 
-def forgotten(lease_s: float) -> str:
+def expired_text(lease_s: float) -> str:
     """The message of a replica whose lease has expired."""
     return (
         f"neither control nor a gateway has polled its load for {lease_s:g} s (control.replica_lease_s): "

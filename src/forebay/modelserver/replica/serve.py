@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from forebay import __version__
-from forebay.core.leading.lease import Tending, forgotten
+from forebay.core.leading.lease import expired_text
 from forebay.core.model import WorkerSpec
 from forebay.core.serving.errors import Refused
 from forebay.engines.tensor.gpus import VISIBLE, computing, visible
@@ -28,7 +28,7 @@ from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.settings import ServerSettings
 from forebay.modelserver.telemetry.tracing import TraceSettings, Tracing
 from forebay.net.ports import PORTS_MAX, NoPort, listen
-from forebay.net.replica_protocol import GATEWAY
+from forebay.net.replica_protocol import GATEWAY, lease_expiry
 from forebay.net.server import HttpServer
 from forebay.obs.metrics import Metrics
 
@@ -94,11 +94,11 @@ async def _run(
         await listen(http, spec.host, spec.port_first, Path(spec.endpoint_path))
         log.info("listening", host=spec.host, port=http.port, grpc_port=reporter.grpc_port)
         running = tasks.create_task(server.run())
-        fencing = tasks.create_task(_fence_when_forgotten(reporter, spec.lease_s, stop))
+        fencing = tasks.create_task(_fence_at_lease_expiry(reporter, spec.lease_s, stop))
         try:
             await _until_stopped(server, aliased, stop, tasks)
             if reporter.fenced:
-                raise GaveUp(forgotten(spec.lease_s))
+                raise GaveUp(expired_text(spec.lease_s))
         finally:
             fencing.cancel()
         log.info("draining", grace_s=spec.drain_grace_s)
@@ -190,17 +190,11 @@ def _unserved(server: ModelServer, aliased: AliasedModel) -> str:
     return ""
 
 
-async def _fence_when_forgotten(reporter: Reporter, lease_s: float, stop: asyncio.Event) -> None:
+async def _fence_at_lease_expiry(reporter: Reporter, lease_s: float, stop: asyncio.Event) -> None:
     """Stop once the lease has ended. Work in progress is abandoned: nothing waits for it any more."""
     if not lease_s:
         return
-    now = asyncio.get_running_loop().time
-    reporter.asked_at = now()
-    while True:
-        lease = Tending(reporter.asked_at, lease_s)
-        if lease.ended(now()):
-            break
-        await asyncio.sleep(lease.look_again_s(now()))
+    await lease_expiry(reporter, lease_s)
     reporter.fenced = True
     stop.set()
 
