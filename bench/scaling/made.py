@@ -14,7 +14,7 @@ from forebay.sim.fleet import loads
 from forebay.sim.fleet.fleet import Fleet
 from forebay.sim.fleet.response import Response
 from forebay.sim.fleet.sizers import Scaler, needed
-from forebay.sim.fleet.values import Load, Story, Weather
+from forebay.sim.fleet.values import FleetFaults, FleetResult, Load
 
 WEEK, DAY = "azure-week", "servegen-day"
 CONSTANT_PER_S: Final = (3.0, 12.0, 25.0, 50.0)
@@ -46,7 +46,7 @@ def shown(job: Job) -> tuple[Job, list[float]]:
     """Attainment, replica hours, and the figure of the cell: see there."""
     kind = job.work.split()[0]
     mix = tuple(WORKS[_work(job.work)].mix())
-    weather = Weather()
+    faults = FleetFaults()
     if kind == "constant":
         load = loads.constant(float(job.work.split()[1].removesuffix("/s")), CONSTANT_HOURS, mix, job.seed)
     elif kind == "step":
@@ -55,16 +55,18 @@ def shown(job: Job) -> tuple[Job, list[float]]:
         load = loads.constant(LATE_PER_S, LATE_HOURS, mix, job.seed)
     else:
         load = loads.day(job.seed)
-        weather = Weather(outages=OUTAGES) if kind == "outages" else Weather(failures_s=_failures(load, job.seed))
+        faults = (
+            FleetFaults(outages=OUTAGES) if kind == "outages" else FleetFaults(failures_s=_failures(load, job.seed))
+        )
     replicas = answers(_work(job.work), 1.0)
     scale = ours() if job.policy == "forebay" else rule(Policy(job.policy), job.target or tuned(_work(job.work), 1.0))
     begin = needed(_beginning(load), replicas)[0]
     if kind == "late":
         replicas = _late(replicas)
-    fleet = Fleet(load, replicas, Scaler(scale), start_s=local_s(), begin=begin, seed=job.seed, weather=weather)
-    story = fleet.run()
-    figure = FIGURES[kind](story, load)
-    return job, [float(f"{value:.5g}") for value in (story.attainment, story.replica_hours, figure)]
+    fleet = Fleet(load, replicas, Scaler(scale), start_s=local_s(), begin=begin, seed=job.seed, faults=faults)
+    result = fleet.run()
+    figure = FIGURES[kind](result, load)
+    return job, [float(f"{value:.5g}") for value in (result.attainment, result.replica_hours, figure)]
 
 
 def _late(replicas: Response) -> Response:
@@ -87,32 +89,32 @@ def _beginning(load: Load) -> Load:
     return Load(load.name, load.tick_s, load.arrivals[:ticks], load.prompt_tokens[:ticks], load.output_tokens[:ticks])
 
 
-def _turns(story: Story, load: Load) -> float:
+def _turns(result: FleetResult, load: Load) -> float:
     """Changes of direction in an hour; the first one does not count, in which a fleet finds its size."""
     hours = len(load.arrivals) * load.tick_s / 3600 - 1
-    return len([at for at in story.turns if at > 3600]) / hours
+    return len([at for at in result.turns if at > 3600]) / hours
 
 
-def _back_s(story: Story, load: Load) -> float:
+def _back_s(result: FleetResult, load: Load) -> float:
     """From the step until the share of good answers is back for a minute."""
     first, span = int(STEP_AT_S / load.tick_s), int(BACK_S / load.tick_s)
     arrivals = np.array(load.arrivals)
     for at in range(first, len(arrivals) - span):
-        if np.average(story.shares[at : at + span], weights=arrivals[at : at + span] + 1e-9) >= GOOD:
+        if np.average(result.shares[at : at + span], weights=arrivals[at : at + span] + 1e-9) >= GOOD:
             return (at - first) * load.tick_s
     return float("inf")
 
 
-def _replicas(story: Story, load: Load) -> float:
+def _replicas(result: FleetResult, load: Load) -> float:
     """On the mean."""
-    return story.replica_hours / (len(load.arrivals) * load.tick_s / 3600)
+    return result.replica_hours / (len(load.arrivals) * load.tick_s / 3600)
 
 
-def _down_in_outages(story: Story, load: Load) -> float:
+def _down_in_outages(result: FleetResult, load: Load) -> float:
     """How often fewer were wanted while nothing was known."""
     count = 0
     for begin, end in OUTAGES:
-        wanted = story.wanted[int(begin / load.tick_s) - 1 : int(end / load.tick_s)]
+        wanted = result.wanted[int(begin / load.tick_s) - 1 : int(end / load.tick_s)]
         count += sum(after < before for before, after in pairwise(wanted))
     return float(count)
 

@@ -35,8 +35,8 @@ def main() -> None:
     begin, end = int(FROM_H * 3600 / load.tick_s), int(UNTIL_H * 3600 / load.tick_s)
     lines = []
     for name, sizer in (("forebay", Scaler(ours())), ("oracle", Planned(plan))):
-        story = Fleet(part(load, 0, end), replicas, sizer, start_s=local_s(), begin=need[0], seed=SEED).run()
-        points = [((at - begin) * load.tick_s / 3600, float(story.wanted[at])) for at in range(begin, end, each)]
+        result = Fleet(part(load, 0, end), replicas, sizer, start_s=local_s(), begin=need[0], seed=SEED).run()
+        points = [((at - begin) * load.tick_s / 3600, float(result.wanted[at])) for at in range(begin, end, each)]
         lines.append(Series(f"{name}: replicas wanted", points, steps=True))
     most = peak(load, replicas, max(need))
     lines.append(Series(f"static peak: {most} replicas", [(0.0, most), (float(UNTIL_H - FROM_H), most)], faint=True))

@@ -10,7 +10,7 @@ from forebay.sim.engine import Start, hardware, start_s
 from forebay.sim.fleet.fleet import Fleet
 from forebay.sim.fleet.response import GRADES
 from forebay.sim.fleet.sizers import ATTAINMENT, PERIOD_S, Planned, Scaler, ahead, needed, part, peak
-from forebay.sim.fleet.values import Load, Sizer, Story
+from forebay.sim.fleet.values import FleetResult, Load, Sizer
 
 FIGURES: Final = ("attainment", "replica_hours", "refused", "turns_per_hour", "started", "most")
 RULES: Final = ("hpa", "kpa", "apa", "slo")
@@ -56,18 +56,18 @@ def measured(job: Job) -> tuple[Job, list[float]]:
             sizer = Scaler(ours())
         case name:
             sizer = Scaler(rule(Policy(name), job.target or 1.0))
-    story = Fleet(load, replicas, sizer, start_s=took_s, begin=begin, seed=job.seed).run()
-    return job, figures(story, load)
+    result = Fleet(load, replicas, sizer, start_s=took_s, begin=begin, seed=job.seed).run()
+    return job, figures(result, load)
 
 
-def figures(story: Story, load: Load) -> list[float]:
+def figures(result: FleetResult, load: Load) -> list[float]:
     """As FIGURES has them."""
     hours = len(load.arrivals) * load.tick_s / 3600
     return [
         float(f"{value:.5g}")
         for value in (
-            story.attainment, story.replica_hours, story.refused / story.arrivals, len(story.turns) / hours,
-            story.started, max(story.ready),
+            result.attainment, result.replica_hours, result.refused / result.arrivals, len(result.turns) / hours,
+            result.started, max(result.ready),
         )
     ]  # fmt: skip
 

@@ -60,7 +60,7 @@ from forebay.modelserver.repository import BadModel
 from forebay.obs.clock import wall_s
 from forebay.obs.metrics import Metrics
 from forebay.providers.devices.opening import open_sources
-from forebay.providers.fencing import height
+from forebay.providers.fencing import highest_epoch
 from forebay.providers.local import LocalProvider, clean_env
 from forebay.providers.machine import this_machine
 from forebay.registry.catalogue import Registry
@@ -272,7 +272,7 @@ def build(
         plan,
         provider,
         prober,
-        snapshot=SnapshotFile(places.snapshot, height(places.epochs) if fence is None else fence.epoch),
+        snapshot=SnapshotFile(places.snapshot, highest_epoch(places.epochs) if fence is None else fence.epoch),
         journal=journal,
         metrics=metrics,
         rules=Rules(),

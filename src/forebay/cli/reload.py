@@ -16,7 +16,7 @@ from forebay.control.loop import Controller
 from forebay.control.plan import Plan
 from forebay.core.cluster import Cluster
 from forebay.core.errors import Code, Refusal
-from forebay.core.tenancy.roles import Caller, beyond
+from forebay.core.tenancy.roles import Caller, changes_refusal
 from forebay.obs.clock import wall_s
 from forebay.store import events
 from forebay.store.database import Store, StoreError
@@ -119,7 +119,7 @@ class Reloader:
         sources = [model.source for model in cluster.models if before.get(model.name) != model.source]
         rules = self.cluster.registry
         strict = rules.approvals_min > 0 or bool(rules.publishers)
-        why_not = beyond([change.path for change in found], sources, strict, caller)
+        why_not = changes_refusal([change.path for change in found], sources, strict, caller)
         if why_not:
             raise Refusal(Code.ROLE_NOT_ALLOWED, f"{why_not}. {UNCHANGED}", "document")
 

@@ -34,9 +34,19 @@ from forebay.control.rolling.shaping import Shaper, base_held, deployed, ready_o
 from forebay.control.rolling.validating import check_plan, new_rollout
 from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Standing
 from forebay.control.rolling.watching import Looked, Watch
-from forebay.core.deploy.counting import Counted, Cursor, moved
+from forebay.core.deploy.counting import Counted, Cursor, advanced
 from forebay.core.deploy.evidence import observations
-from forebay.core.deploy.rollout import ENDED, Command, ModelObservation, Phase, Rollout, Wanted, back, decide, wanted
+from forebay.core.deploy.rollout import (
+    ENDED,
+    Command,
+    ModelObservation,
+    Phase,
+    Rollout,
+    Wanted,
+    decide,
+    roll_back,
+    wanted,
+)
 from forebay.core.deploy.samples import Observed
 from forebay.core.deploy.slots import Held, with_canary, with_stable
 from forebay.core.deploy.splitting import split_of
@@ -110,7 +120,7 @@ class Deployments:
         Raises `StoreError` if there is none, or if the cluster file has changed since.
         """
         await self._ledger.open()
-        self._know(plan)
+        self._set_models(plan)
         await self._follow_the_file(self._models)
 
     async def run(self, wake: Callable[[], None]) -> None:
@@ -211,7 +221,7 @@ class Deployments:
         """Prepare for another plan: what it newly declares takes effect. Raises `StoreError`."""
         async with self._ledger.turn:
             await self._follow_the_file({model.routes.name: model for model in plan.models})
-            self._know(plan)
+            self._set_models(plan)
 
     async def _read_again(self) -> None:
         async with self._ledger.turn:
@@ -245,12 +255,12 @@ class Deployments:
 
     async def _end(self, row: Row, why: str, now: float, target: Target | None = None) -> None:
         """End a rollout because of the cluster file."""
-        ended = replace(row, rollout=back(row.rollout, why, now))
+        ended = replace(row, rollout=roll_back(row.rollout, why, now))
         await self._change(row, ended, (RolloutEvent("rollout.rolled_back", now, FILE, why),), target)
 
     def shaped(self, plan: Plan, units: Iterable[ObservedUnit]) -> Plan:
         """The plan with the stored revisions, and a slot for each of their replicas."""
-        self._know(plan)
+        self._set_models(plan)
         if not self._ledger.targets and not self._ledger.under_way:
             return plan
         seen, models = tuple(units), []
@@ -272,7 +282,7 @@ class Deployments:
         if self._tasks is None or revision in ("", model.routes.revision):
             return
         if self._preparer.may_begin(name, revision):
-            self._later(partial(self._preparer.prepare, name, revision))
+            self._in_background(partial(self._preparer.prepare, name, revision))
 
     async def collect(self, prober: Prober, units: Iterable[ObservedUnit]) -> None:
         """Poll the gateways for samples; rollouts at the same cursors share a poll."""
@@ -288,7 +298,7 @@ class Deployments:
                 observed = await prober.observations(seen, after)
                 for row in rows:
                     self._count(row, after, observed)
-                after = moved(after, observed)
+                after = advanced(after, observed)
                 if not any(len(each.samples) >= PAGE_SAMPLES for each in observed.values()):
                     break
 
@@ -310,7 +320,7 @@ class Deployments:
             state = observe(row.rules, state, found)
             watch.verdict = _judged(row, state)
         if observed or state is not row.counted.state:
-            counted = Counted(state, moved(row.counted.cursors, observed), row.counted.seen + len(samples))
+            counted = Counted(state, advanced(row.counted.cursors, observed), row.counted.seen + len(samples))
             self._ledger.rows[row.rollout.model] = replace(row, counted=counted)
 
     def look(self, models: tuple[ModelRoutes, ...], looked: Looked) -> None:
@@ -319,7 +329,7 @@ class Deployments:
         under_way = {row.rollout.id for row in ledger.under_way}
         self._watches = {id: watch for id, watch in self._watches.items() if id in under_way}
         if ledger.doubtful and ledger.free():
-            self._later(self._read_again)
+            self._in_background(self._read_again)
         for routes in models:
             row = self._row(routes.name)
             if row is None or routes.name not in self._models:
@@ -329,7 +339,7 @@ class Deployments:
             watch.look(slots, looked, wall)
             watch.listen(slots, looked.reports, wall)
             watch.seen = seen = replace(self._seen(row, routes), tripped=watch.tripped(wall))
-            self._go_on(row, seen, wall)
+            self._advance(row, seen, wall)
         if self._quality is not None:
             self._quality.aim(aims(ledger.under_way, self._models, models))
 
@@ -350,7 +360,7 @@ class Deployments:
         stable, canary = (ready_of(routes, each) for each in (row.rollout.stable, row.rollout.canary))
         return ModelObservation(len(self._models[routes.name].slots), stable, canary, self._watch(row).verdict)
 
-    def _go_on(self, row: Row, seen: ModelObservation, wall: float) -> None:
+    def _advance(self, row: Row, seen: ModelObservation, wall: float) -> None:
         """Decide, and have the result stored; a changed reason alone is not stored."""
         watch, ledger = self._watch(row), self._ledger
         if row.rollout.phase is Phase.STARTING and not seen.canary_ready and not self._prepared(row):
@@ -365,13 +375,13 @@ class Deployments:
             if not watch.is_due(row.counted, asyncio.get_running_loop().time(), EVIDENCE_EVERY_S):
                 return
         if not ledger.doubtful and ledger.free():
-            self._later(partial(self._keep, row, following))
+            self._in_background(partial(self._keep, row, following))
 
     def _following(self, row: Row, seen: ModelObservation, wall: float) -> Row:
         rollout, name = row.rollout, row.rollout.model
         harm = self._watch(row).withdrawn or self._preparer.refused.get((name, rollout.canary))
         if harm:
-            return replace(row, rollout=back(rollout, harm, wall))
+            return replace(row, rollout=roll_back(rollout, harm, wall))
         if seen.tripped is None and not self._prepared(row):
             return replace(row, rollout=replace(rollout, why=f"{rollout.canary} is being prepared"))
         rollout, asks = decide(rollout, seen, None, wall)
@@ -405,7 +415,7 @@ class Deployments:
             self._wake()
         return kept
 
-    def _know(self, plan: Plan) -> None:
+    def _set_models(self, plan: Plan) -> None:
         self._models = {model.routes.name: model for model in plan.models}
 
     def _row(self, model: str) -> Row | None:
@@ -419,7 +429,7 @@ class Deployments:
             watch = self._watches[row.rollout.id] = Watch(row.counted, _judged(row, row.counted.state))
         return watch
 
-    def _later(self, work: Callable[[], Awaitable[None]]) -> None:
+    def _in_background(self, work: Callable[[], Awaitable[None]]) -> None:
         if self._tasks is not None:
             self._tasks.create_task(self._supervised(work))
 

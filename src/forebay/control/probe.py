@@ -62,7 +62,10 @@ class Prober:
         second."""
         listening = [unit for unit in units if unit.alive and unit.endpoint and unit.kind is Kind.GATEWAY]
         async with asyncio.TaskGroup() as tasks:
-            asked = [(unit.slot, tasks.create_task(self._told(unit, "/pressure", Pressure))) for unit in listening]
+            asked = [
+                (unit.slot, tasks.create_task(self._private_document(unit, "/pressure", Pressure)))
+                for unit in listening
+            ]
         return {slot: pressure for slot, task in asked if (pressure := task.result()) is not None}
 
     async def pages(self, units: Iterable[ObservedUnit]) -> dict[str, bytes]:
@@ -91,12 +94,12 @@ class Prober:
         return Answered(report)
 
     async def _demand(self, unit: ObservedUnit) -> Demand | None:
-        return await self._told(unit, "/demand", Demand)
+        return await self._private_document(unit, "/demand", Demand)
 
     async def _observed(self, unit: ObservedUnit, instance: str, after: int) -> Observed | None:
-        return await self._told(unit, f"/observations?after={after}&instance={quote(instance)}", Observed)
+        return await self._private_document(unit, f"/observations?after={after}&instance={quote(instance)}", Observed)
 
-    async def _told(self, unit: ObservedUnit, path: str, document: type[D]) -> D | None:
+    async def _private_document(self, unit: ObservedUnit, path: str, document: type[D]) -> D | None:
         """A document from a gateway's private port. The public port does not serve it, and counts such requests."""
         endpoint = self._own_port(unit)
         if endpoint is None:

@@ -140,7 +140,7 @@ def make_status(control: Controller, now: float, wall: float) -> Status:
     models = tuple(_model(control, model, states, now, wall) for model in control.plan.models)
     up = any(g.state is ReplicaState.READY for g in gateways) and all(m.serves for m in models)
     leading = control.leading
-    leader = leading.told if leading is not None else None
+    leader = leading.status if leading is not None else None
     follows = leading is not None and not (leader is not None and leader.here)
     return Status(
         cluster=control.plan.cluster,

@@ -10,7 +10,7 @@ from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class TrafficCounters:
     """Traffic of one model at one gateway since its start; also the sum over gateways, or the difference over a
     period."""
 
@@ -49,12 +49,12 @@ class Pressure:
     """Differs between starts of a gateway; counters restart with it."""
     age_s: float
     """Time since that start."""
-    models: Mapping[str, Pressed] = field(default_factory=dict)
+    models: Mapping[str, TrafficCounters] = field(default_factory=dict)
 
 
-def since(before: Pressed, now: Pressed) -> Pressed:
+def difference(before: TrafficCounters, now: TrafficCounters) -> TrafficCounters:
     """The difference between two readings of one gateway. Clamped at 0: estimates may have shrunk."""
-    return Pressed(
+    return TrafficCounters(
         max(0, now.arrivals - before.arrivals),
         max(0, now.refused - before.refused),
         max(0, now.prompt_tokens - before.prompt_tokens),
@@ -71,13 +71,13 @@ def since(before: Pressed, now: Pressed) -> Pressed:
     )
 
 
-def total(parts: Iterable[Pressed]) -> Pressed:
+def sum_over_gateways(parts: Iterable[TrafficCounters]) -> TrafficCounters:
     """The sum over several gateways. Each of them estimates the queues inside replicas, so the maximum is used there.
 
     Predictions are averaged, weighted by each gateway's arrivals plus one, so that idle gateways count too.
     """
     all_parts = tuple(parts)
-    return Pressed(
+    return TrafficCounters(
         sum(part.arrivals for part in all_parts),
         sum(part.refused for part in all_parts),
         sum(part.prompt_tokens for part in all_parts),

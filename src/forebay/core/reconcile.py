@@ -238,7 +238,7 @@ def decide(
         rules=rules,
     )
     for id in sorted({*decision.slots, *decision.states, *(unit.slot for unit in seen.units)}):
-        decision.states[id] = decision.look(decision.states.get(id, SlotState(id, now)))
+        decision.states[id] = decision.observe(decision.states.get(id, SlotState(id, now)))
     decision.retire()
     places = decision.place()
     removes = decision.remove()
@@ -289,7 +289,7 @@ class _Decision:
         self.moves.append(Move(s.id, s.generation, s.state, after, event, why, words))
         return replace(s, state=after, since=self.now, why=why)
 
-    def look(self, s: SlotState) -> SlotState:
+    def observe(self, s: SlotState) -> SlotState:
         """Apply the observation of one slot."""
         own = {g: unit for (id, g), unit in self.units.items() if id == s.id}
         live = {g: unit for g, unit in own.items() if unit.alive}
@@ -303,14 +303,14 @@ class _Decision:
             s = self.emptied(replace(s, last_words=killed.last_words) if killed else s, s.why)
         s = self.adopt(s, {g: unit for g, unit in live.items() if g not in {x.generation for x in s.leaving}})
         if s.unit:
-            s = self.hear(s, s.unit, self.seen.answers.get((s.id, s.unit.generation)))
+            s = self.apply_answer(s, s.unit, self.seen.answers.get((s.id, s.unit.generation)))
         if s.unit and (s.id, s.unit.generation) in self.seen.condemned:
             s = self.kill(s, s.unit, self.seen.condemned[s.id, s.unit.generation])
         if s.unit and s.id in self.slots:
-            s = self.hurry(s, s.unit, self.slots[s.id])
-        return self.dismiss(s, live)
+            s = self.enforce_timeouts(s, s.unit, self.slots[s.id])
+        return self.stop_replaced(s, live)
 
-    def dismiss(self, s: SlotState, live: Mapping[int, ObservedUnit]) -> SlotState:
+    def stop_replaced(self, s: SlotState, live: Mapping[int, ObservedUnit]) -> SlotState:
         """Stop the units that waited for a successor, once it answers or if none is desired any more."""
         if s.id in self.slots and not (s.unit and s.unit.answered):
             return s
@@ -370,13 +370,13 @@ class _Decision:
         """Kill the unit of a slot, which counts as a failure."""
         return self.leave(self.failed(s), unit, 0.0, f"{why}; killed")
 
-    def hear(self, s: SlotState, unit: UnitState, answer: Answer | None) -> SlotState:
+    def apply_answer(self, s: SlotState, unit: UnitState, answer: Answer | None) -> SlotState:
         """Apply the result of a probe; None: the unit could not be probed yet."""
         match answer:
             case None:
                 return s
             case Answered(report):
-                event, why = _said(report)
+                event, why = _event_of(report)
                 ready_since = None if event is Event.LOADS else unit.ready_since
                 if event is Event.SERVES and ready_since is None:
                     ready_since = self.now
@@ -392,7 +392,7 @@ class _Decision:
                     return s
                 return self.kill(s, unit, f"no answer for {self.now - since:.0f} s ({why})")
 
-    def hurry(self, s: SlotState, unit: UnitState, slot: Slot) -> SlotState:
+    def enforce_timeouts(self, s: SlotState, unit: UnitState, slot: Slot) -> SlotState:
         """Kill a unit that takes too long to become ready, or to end after draining on its own."""
         age_s = self.now - s.since
         if not unit.answered and self.now - unit.born >= slot.listen_timeout_s:
@@ -474,7 +474,7 @@ class _Decision:
         return again
 
 
-def _said(report: LoadReport | None) -> tuple[Event, str]:
+def _event_of(report: LoadReport | None) -> tuple[Event, str]:
     match report.state if report else ReplicaState.READY:
         case ReplicaState.READY:
             return Event.SERVES, "ready"

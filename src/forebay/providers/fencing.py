@@ -1,9 +1,8 @@
-"""Fencing of a run folder: a file with the leader's epoch; a controller that finds a higher one does nothing any
-more.
+"""Fencing of a run folder: a file with the leader's epoch; a controller that finds a higher one does nothing.
 
 A leader suspended between checking the file and acting would still act once. To keep it from starting a unit, the
-process of a unit is started via `claiming`: it creates a file that only one process can create, and a leader that
-finds a unit without a process creates it instead (`void`).
+process of a unit is started via `claim_command`: it creates a file that only one process can create, and a leader
+that finds a unit without a process creates it instead (`claim_as_void`).
 """
 
 from collections.abc import Sequence
@@ -41,12 +40,12 @@ class Fence:
 
     def check(self) -> None:
         """Call this right before every action. Raises `Fenced`."""
-        found = height(self._folder)
+        found = highest_epoch(self._folder)
         if found != self.epoch:
             raise Fenced(f"epoch {found} leads this cluster; this controller has epoch {self.epoch} and does nothing")
 
 
-def height(folder: Path) -> int:
+def highest_epoch(folder: Path) -> int:
     """The highest epoch of any leader so far; 0: none."""
     return max(_epochs(folder), default=0)
 
@@ -58,12 +57,12 @@ def _epochs(folder: Path) -> list[int]:
         return []
 
 
-def claiming(folder: Path, command: Sequence[str]) -> list[str]:
+def claim_command(folder: Path, command: Sequence[str]) -> list[str]:
     """The command that starts the unit of a folder, unless it has been claimed."""
     return [*CLAIMING, str(folder / CLAIM), *command]
 
 
-def void(folder: Path) -> bool:
+def claim_as_void(folder: Path) -> bool:
     """Claim a unit without a process, so that it never gets one; False: it has or had one. Raises OSError."""
     try:
         (folder / CLAIM).open("x").close()

@@ -20,7 +20,7 @@ import msgspec
 
 from forebay.core.model import Endpoint, WorkerSpec
 from forebay.core.reconcile import Kind, ObservedUnit, Slot, UnitKey
-from forebay.providers.fencing import Fence, claiming, void
+from forebay.providers.fencing import Fence, claim_as_void, claim_command
 from forebay.providers.launching import device_env, found_launcher, on_cores
 from forebay.providers.processes import Identity, identify, is_alive, kill, reap, session_leaders
 from forebay.providers.protocol import ProviderError
@@ -194,7 +194,7 @@ class LocalProvider:
         launcher = found_launcher(slot.launcher, self._env.get("PATH"))
         command = [*launcher, *program, str(unit.folder / "spec.json")]
         if self._fence is not None:
-            command = claiming(unit.folder, command)
+            command = claim_command(unit.folder, command)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with on_cores(unit.intent.cpus):
             pid = os.posix_spawn(
@@ -253,7 +253,7 @@ class LocalProvider:
     def _find(self, unit: _Unit) -> None:
         """The creator of this folder died before recording the process, or was deposed before starting one."""
         self._look_for(unit)
-        if self._fence is not None and unit.process is None and not void(unit.folder):
+        if self._fence is not None and unit.process is None and not claim_as_void(unit.folder):
             self._look_for(unit)
 
     def _look_for(self, unit: _Unit) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import Table, insert, select, update
 
 from forebay.store import events
 from forebay.store.database import Conflict, Store
-from forebay.store.opening import Opening
+from forebay.store.lazy import LazyStore
 
 NONE: Final = 0
 """The version of a document that is not stored yet."""
@@ -41,24 +41,24 @@ class Documents:
     """
 
     def __init__(
-        self, table: Table, open_store: Callable[[], Store], cluster: str, there: Callable[[], bool] = lambda: True
+        self, table: Table, open_store: Callable[[], Store], cluster: str, exists: Callable[[], bool] = lambda: True
     ) -> None:
         self._table = table
         (self._name,) = (column for column in table.primary_key if column.name != "cluster")
         self._cluster = cluster
-        self._opening = Opening(open_store, there)
+        self._lazy_store = LazyStore(open_store, exists)
 
     def close(self) -> None:
         """Close the store."""
-        self._opening.close()
+        self._lazy_store.close()
 
     def known(self) -> dict[str, Kept]:
         """The documents by name; empty if there is no store yet."""
-        if not self._opening.there:
+        if not self._lazy_store.exists:
             return {}
         row = self._table.c
         asked = select(self._name, row.document, row.version).where(row.cluster == self._cluster)
-        with self._opening.store().read() as connection:
+        with self._lazy_store.store().read() as connection:
             found = connection.execute(asked.order_by(self._name)).all()
         return {name: Kept(text, version) for name, text, version in found}
 
@@ -72,7 +72,7 @@ class Documents:
         if changed and "why" in row:
             values |= {"changed_by": changed[-1].actor, "why": changed[-1].why}
         same = (row.cluster == self._cluster) & (self._name == name) & (row.version == kept.version)
-        with self._opening.store().write() as connection:
+        with self._lazy_store.store().write() as connection:
             if kept.version == NONE:
                 connection.execute(insert(table).values({"cluster": self._cluster, self._name.name: name, **values}))
             elif connection.execute(update(table).where(same).values(values)).rowcount != 1:

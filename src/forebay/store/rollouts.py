@@ -13,7 +13,7 @@ from forebay.core.deploy.slots import Held
 from forebay.core.rollout.values import Metric, Rate, Rules, Score, Time
 from forebay.store import events
 from forebay.store.database import Conflict, Store, StoreError
-from forebay.store.opening import Opening
+from forebay.store.lazy import LazyStore
 from forebay.store.schema import ROLLOUTS, TARGETS
 from forebay.wire.documents import UNREADABLE
 
@@ -86,22 +86,22 @@ class Rollouts:
     """
 
     def __init__(
-        self, open_store: Callable[[], Store], cluster: str, there: Callable[[], bool] = lambda: True
+        self, open_store: Callable[[], Store], cluster: str, exists: Callable[[], bool] = lambda: True
     ) -> None:
         self._cluster = cluster
-        self._opening = Opening(open_store, there)
+        self._lazy_store = LazyStore(open_store, exists)
 
     def close(self) -> None:
         """Close the store."""
-        self._opening.close()
+        self._lazy_store.close()
 
     def known(self) -> Known:
         """The stored state; empty if there is no store yet."""
-        if not self._opening.there:
+        if not self._lazy_store.exists:
             return Known()
         own = ROLLOUTS.c.cluster == self._cluster
         latest: list[Row] = []
-        with self._opening.store().read() as connection:
+        with self._lazy_store.store().read() as connection:
             targets = connection.execute(
                 select(TARGETS).where(TARGETS.c.cluster == self._cluster).order_by(TARGETS.c.model)
             ).mappings()
@@ -113,9 +113,9 @@ class Rollouts:
 
     def past(self, model: str | None = None, last: int = PAST_MAX) -> tuple[Row, ...]:
         """The last rollouts, of a model or of all: active ones, then ended ones, newest first."""
-        if not self._opening.there:
+        if not self._lazy_store.exists:
             return ()
-        with self._opening.store().read() as connection:
+        with self._lazy_store.store().read() as connection:
             return self._latest(connection, model, min(last, PAST_MAX))
 
     def _latest(self, connection: Connection, model: str | None, several: int) -> tuple[Row, ...]:
@@ -130,7 +130,7 @@ class Rollouts:
         """Store a new rollout and give it an id. Raises `Conflict` if the model has an active one."""
         model = row.rollout.model
         own = (ROLLOUTS.c.cluster == self._cluster) & (ROLLOUTS.c.model == model)
-        with self._opening.store().write() as connection:
+        with self._lazy_store.store().write() as connection:
             under_way = select(ROLLOUTS.c.id).where(own & ROLLOUTS.c.ended.is_(False))
             other = connection.execute(under_way).scalars().first()
             if other is not None:
@@ -155,7 +155,7 @@ class Rollouts:
     def change(self, row: Row, events: Sequence[RolloutEvent], target: Target | None = None) -> Row:
         """Store the new state of a rollout, and the resulting target. Raises `Conflict` if it was changed
         concurrently."""
-        with self._opening.store().write() as connection:
+        with self._lazy_store.store().write() as connection:
             self._replace(connection, row)
             if target is not None:
                 self._put(connection, target)
@@ -175,7 +175,7 @@ class Rollouts:
 
     def point(self, target: Target, event: RolloutEvent) -> None:
         """Set the revision that a model serves, whatever it served before."""
-        with self._opening.store().write() as connection:
+        with self._lazy_store.store().write() as connection:
             self._put(connection, target)
             document = Written(target=target)
             events.append(

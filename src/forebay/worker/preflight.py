@@ -67,7 +67,7 @@ def chat_work(
     """One sequence for each choice. Raises `Refusal`; `names` maps engine parameters to the request's names."""
     prompt = _conversation(request.model, request.messages, info, names["prompt"])
     _check_needs(request, info, names)
-    said = _said(resume_point, "", stream=request.stream, choices=request.n)
+    said = _generated_text(resume_point, "", stream=request.stream, choices=request.n)
     return [Generate(f"{id}#{k}", prompt, _sampling(request.sampling, k), said) for k in range(request.n)]
 
 
@@ -83,7 +83,7 @@ def completion_work(
     _check_lengths(request.prompts, info, "prompt")
     n = request.n
     echoed = str(request.prompts[0]) if request.echo else ""
-    said = _said(resume_point, echoed, stream=request.stream, choices=n * len(request.prompts))
+    said = _generated_text(resume_point, echoed, stream=request.stream, choices=n * len(request.prompts))
     return [
         Generate(f"{id}#{i * n + k}", prompt, _sampling(request.sampling, k), said)
         for i, prompt in enumerate(request.prompts)
@@ -125,7 +125,7 @@ def _conversation(model: str, messages: Sequence[Mapping[str, str]], info: Engin
     return prompt
 
 
-def _said(resume_point: ResumePoint | None, echoed: str, *, stream: bool, choices: int) -> str:
+def _generated_text(resume_point: ResumePoint | None, echoed: str, *, stream: bool, choices: int) -> str:
     """The text already sent that an engine generated: all but the echoed prompt, which is sent in one piece."""
     if resume_point is None:
         return ""

@@ -12,7 +12,7 @@ from tests.control.units import COMMANDS, kill_all, replica, seen, wait_for
 from forebay.control.snapshot import SnapshotFile, Superseded
 from forebay.core.model import Snapshot
 from forebay.core.reconcile import Kind
-from forebay.providers.fencing import CLAIM, Fence, Fenced, claiming, height, void
+from forebay.providers.fencing import CLAIM, Fence, Fenced, claim_as_void, claim_command, highest_epoch
 from forebay.providers.local import Intent, LocalProvider
 
 
@@ -28,7 +28,7 @@ def fenced(folder: Path, epoch: int) -> LocalProvider:
 
 def test_fence_only_rises_and_blocks_older_epochs(tmp_path: Path) -> None:
     old, new = Fence(tmp_path / "epochs", 5), Fence(tmp_path / "epochs", 9)
-    assert height(tmp_path / "epochs") == 0
+    assert highest_epoch(tmp_path / "epochs") == 0
     with pytest.raises(Fenced, match="epoch 0"):
         old.check()
     old.raise_up()
@@ -39,24 +39,24 @@ def test_fence_only_rises_and_blocks_older_epochs(tmp_path: Path) -> None:
     with pytest.raises(Fenced):
         old.raise_up()
     new.check()
-    assert height(tmp_path / "epochs") == 9
+    assert highest_epoch(tmp_path / "epochs") == 9
     (tmp_path / "epochs" / "notes").touch()
-    assert height(tmp_path / "epochs") == 9
+    assert highest_epoch(tmp_path / "epochs") == 9
 
 
 def test_unit_can_be_claimed_or_voided_only_once(tmp_path: Path) -> None:
-    command = claiming(tmp_path, ["/bin/echo", "it runs"])
+    command = claim_command(tmp_path, ["/bin/echo", "it runs"])
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (first.returncode, first.stdout) == (0, "it runs\n")
     assert (tmp_path / CLAIM).read_text().strip().isdigit()
-    assert not void(tmp_path)
+    assert not claim_as_void(tmp_path)
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode != 0
     assert again.stdout == ""
     (tmp_path / CLAIM).unlink()
-    assert void(tmp_path)
+    assert claim_as_void(tmp_path)
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
-    gone = claiming(tmp_path / "gone", ["/bin/echo", "it runs"])
+    gone = claim_command(tmp_path / "gone", ["/bin/echo", "it runs"])
     assert subprocess.run(gone, capture_output=True, check=False).stdout == b""
 
 
@@ -94,7 +94,7 @@ def test_start_pending_at_takeover_never_runs(folder: Path) -> None:
         unit = await seen(new, "chat-0")
         assert unit
         assert not unit.alive
-        late = subprocess.run(claiming(own, ["/bin/echo", "it runs"]), capture_output=True, check=False)
+        late = subprocess.run(claim_command(own, ["/bin/echo", "it runs"]), capture_output=True, check=False)
         assert late.stdout == b""
         new.close()
 

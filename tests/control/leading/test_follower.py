@@ -13,10 +13,10 @@ from forebay.cli.view.status import view
 from forebay.control.api.app import make_app
 from forebay.control.leading.candidate import Candidate
 from forebay.control.leading.term import LeaderStatus, Term
-from forebay.control.rolling.values import T
 from forebay.control.status import Status
 from forebay.core.tenancy.roles import ANYWHERE, LEAST, OPEN
 from forebay.providers.fencing import Fence
+from forebay.store.access import T
 from forebay.store.database import Store, open_store
 from forebay.store.leadership import Leadership
 
@@ -51,23 +51,23 @@ def test_follower_names_the_leader_until_it_is_elected(tmp_path: Path) -> None:
     )
 
     async def main() -> None:
-        assert b.told is None
+        assert b.status is None
         assert "not known" in b.why_not()
         first = await a.elected(at_once)
         assert (first.epoch, first.why_not()) == (1, "")
         now = asyncio.get_running_loop().time
         assert await b.attempt(at_once, now) is None
         assert await b.attempt(at_once, now) is None
-        assert b.told == LeaderStatus(1, "a", "http://a", here=False)
+        assert b.status == LeaderStatus(1, "a", "http://a", here=False)
         await first.renew(at_once)
-        assert first.told == LeaderStatus(1, "a", "http://a", here=True, waiting=1)
+        assert first.status == LeaderStatus(1, "a", "http://a", here=True, waiting=1)
         await a.resign(at_once)
         second = await b.elected(at_once)
         assert second.epoch == 2
-        assert b.told is None, "it does not name the first one when it is deposed itself"
+        assert b.status is None, "it does not name the first one when it is deposed itself"
         await first.renew(at_once)
         assert "epoch 2" in first.why_not()
-        assert first.told is None
+        assert first.status is None
         await first.keep(at_once)  # ends at once
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from forebay.control.plan import Plan, make_plan
 from forebay.control.scaling.scaler import Scaler
 from forebay.control.snapshot import SnapshotFile
 from forebay.core.cluster import Cluster
-from forebay.core.pressure import Pressed, Pressure
+from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.core.reconcile import ObservedUnit
 from forebay.obs.metrics import Metrics
 from forebay.sim.loop import run
@@ -46,14 +46,14 @@ class Crowd:
     predicted_ttft_s: float | None = None
     instance: str = "one"
     born: float = 0.0
-    counted: dict[str, Pressed] = field(default_factory=dict)
+    counted: dict[str, TrafficCounters] = field(default_factory=dict)
     at: float = 0.0
 
-    def told(self, waits: bool) -> Pressed:
+    def told(self, waits: bool) -> TrafficCounters:
         now = asyncio.get_running_loop().time()
         seconds, self.at = now - self.at, now
-        before = self.counted.get("chat", Pressed())
-        pressed = Pressed(
+        before = self.counted.get("chat", TrafficCounters())
+        pressed = TrafficCounters(
             arrivals=before.arrivals + round(seconds * self.load),
             completions=before.completions + round(seconds * self.load),
             stay_s=before.stay_s + seconds * self.load,

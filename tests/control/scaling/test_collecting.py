@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from forebay.control.scaling.collecting import Collected, Collector
-from forebay.core.pressure import Pressed, Pressure
+from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.core.reconcile import ObservedUnit
 from forebay.sim.loop import run
 
@@ -16,7 +16,7 @@ class FakeGateways:
         self.now: dict[str, Pressure] = {}
 
     def tell(self, slot: str, arrivals: int, *, instance: str = "a", age_s: float = 1e6, model: str = "chat") -> None:
-        self.now[slot] = Pressure(instance, age_s, {model: Pressed(arrivals=arrivals, waiting=arrivals)})
+        self.now[slot] = Pressure(instance, age_s, {model: TrafficCounters(arrivals=arrivals, waiting=arrivals)})
 
     async def pressures(self, units: Iterable[ObservedUnit]) -> dict[str, Pressure]:
         return dict(self.now)

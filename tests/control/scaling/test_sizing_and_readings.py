@@ -15,7 +15,7 @@ from forebay.control.scaling.starts import KEPT, REVISIONS_MAX, Starts, cold_sta
 from forebay.core.cluster import Cluster, Slo
 from forebay.core.lifecycle import Event
 from forebay.core.model import LoadReport, ReplicaState
-from forebay.core.pressure import Pressed
+from forebay.core.pressure import TrafficCounters
 from forebay.core.reconcile import Move, SlotState, State
 from forebay.obs.metrics import SECONDS, TOKEN_SECONDS
 
@@ -97,7 +97,9 @@ def look(**more: Any) -> Look:
     return Look(state, (), reports)._replace(**more)
 
 
-PRESSED = Pressed(10, 1, 100, 8, 80, 6.0, (0,) * 9 + (8, 0) + (0,) * 7, (0,) * (len(TOKEN_SECONDS) + 1), 3, 30, 12)
+PRESSED = TrafficCounters(
+    10, 1, 100, 8, 80, 6.0, (0,) * 9 + (8, 0) + (0,) * 7, (0,) * (len(TOKEN_SECONDS) + 1), 3, 30, 12
+)
 
 
 def test_reading_combines_gateways_and_replicas() -> None:

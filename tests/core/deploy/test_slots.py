@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.deploy.counting import Cursor, moved
+from forebay.core.deploy.counting import Cursor, advanced
 from forebay.core.deploy.course import COURSES, Course, Kind, replicas_for
 from forebay.core.deploy.crashes import harm_of
 from forebay.core.deploy.rollout import ModelObservation, Phase, Rollout
@@ -107,7 +107,7 @@ def test_out_of_memory_is_distinguished_from_other_exits(words: str, harm: Harm)
 
 def test_silent_gateway_keeps_its_cursor() -> None:
     before = {"gateway-0": Cursor("a", 5), "gateway-1": Cursor("b", 7)}
-    assert moved(before, {"gateway-0": Observed("c", 2)}) == {
+    assert advanced(before, {"gateway-0": Observed("c", 2)}) == {
         "gateway-0": Cursor("c", 2),
         "gateway-1": Cursor("b", 7),
     }

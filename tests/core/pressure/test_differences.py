@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.core.pressure import Pressed, Pressure, above, quantile, since, total
+from forebay.core.pressure import Pressure, TrafficCounters, above, difference, quantile, sum_over_gateways
 
 COUNT = st.integers(0, 1000)
 GROWING = st.builds(
-    Pressed,
+    TrafficCounters,
     COUNT,
     COUNT,
     COUNT,
@@ -25,40 +25,45 @@ GROWING = st.builds(
 
 @settings(max_examples=30)
 @given(GROWING, GROWING)
-def test_what_came_after_a_look_is_what_was_added_since(before: Pressed, more: Pressed) -> None:
-    assert since(before, total([before, more])) == more
-    assert since(Pressed(), more) == more
+def test_what_came_after_a_look_is_what_was_added_since(before: TrafficCounters, more: TrafficCounters) -> None:
+    assert difference(before, sum_over_gateways([before, more])) == more
+    assert difference(TrafficCounters(), more) == more
 
 
 def test_nothing_is_below_zero_and_what_waits_is_as_it_is_now() -> None:
-    shrunk = since(Pressed(5, 5, 5, 5, 5, 5.0, (3,), (3,), 9, 9, 9), Pressed(waiting=2, waiting_tokens=20))
-    assert shrunk == Pressed(ttft=(0,), tpot=(0,), waiting=2, waiting_tokens=20)
+    shrunk = difference(
+        TrafficCounters(5, 5, 5, 5, 5, 5.0, (3,), (3,), 9, 9, 9), TrafficCounters(waiting=2, waiting_tokens=20)
+    )
+    assert shrunk == TrafficCounters(ttft=(0,), tpot=(0,), waiting=2, waiting_tokens=20)
 
 
 def test_what_waits_in_gateways_adds_up_and_what_they_believe_of_replicas_does_not() -> None:
-    parts = [Pressed(waiting=1, queued_tokens=100), Pressed(waiting=2, queued_tokens=90)]
-    assert total(parts) == Pressed(waiting=3, queued_tokens=100)
-    assert total([]) == Pressed()
+    parts = [TrafficCounters(waiting=1, queued_tokens=100), TrafficCounters(waiting=2, queued_tokens=90)]
+    assert sum_over_gateways(parts) == TrafficCounters(waiting=3, queued_tokens=100)
+    assert sum_over_gateways([]) == TrafficCounters()
 
 
 def test_what_gateways_predict_is_a_mean_by_the_requests_that_came_to_each() -> None:
-    busy, calm = Pressed(arrivals=8, predicted_ttft_s=1.0, predicted_tpot_s=0.02), Pressed(predicted_ttft_s=0.0)
-    older = Pressed(arrivals=90)  # it says nothing of what it predicts
+    busy, calm = (
+        TrafficCounters(arrivals=8, predicted_ttft_s=1.0, predicted_tpot_s=0.02),
+        TrafficCounters(predicted_ttft_s=0.0),
+    )
+    older = TrafficCounters(arrivals=90)  # it says nothing of what it predicts
 
-    found = total([busy, older, calm])
+    found = sum_over_gateways([busy, older, calm])
     assert (found.predicted_ttft_s, found.predicted_tpot_s) == (0.9, 0.02)
-    assert total([older, older]).predicted_ttft_s is None
-    grown = since(Pressed(3, predicted_ttft_s=9.0), busy)
+    assert sum_over_gateways([older, older]).predicted_ttft_s is None
+    grown = difference(TrafficCounters(3, predicted_ttft_s=9.0), busy)
     assert (grown.arrivals, grown.predicted_ttft_s, grown.predicted_tpot_s) == (5, 1.0, 0.02)
 
 
 def test_gateways_and_controls_of_two_versions_understand_each_other() -> None:
-    known = {name: value for name, value in asdict(Pressed(arrivals=7)).items() if "predicted" not in name}
+    known = {name: value for name, value in asdict(TrafficCounters(arrivals=7)).items() if "predicted" not in name}
     older, newer = ({**known, **more} for more in ({}, {"predicted_ttft_s": 0.5, "predicted_more": 1}))
     told = msgspec.json.encode({"instance": "a", "age_s": 1.0, "models": {"old": older, "new": newer}})
 
     models = msgspec.json.decode(told, type=Pressure).models
-    assert models == {"old": Pressed(arrivals=7), "new": Pressed(arrivals=7, predicted_ttft_s=0.5)}
+    assert models == {"old": TrafficCounters(arrivals=7), "new": TrafficCounters(arrivals=7, predicted_ttft_s=0.5)}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from forebay.core.leading.settings import ControlSettings
 from forebay.core.registry import approval
 from forebay.core.registry.approval import Role, Step
 from forebay.core.tenancy import ENTROPY_BYTES, Denied, Directory, Tenant, authorise, mint
-from forebay.core.tenancy.roles import LEAST, OPEN, OPERATED, Admins, Caller, beyond, refusal, role_of
+from forebay.core.tenancy.roles import LEAST, OPEN, OPERATED, Admins, Caller, changes_refusal, refusal, role_of
 from forebay.wire.openapi import admin
 
 KEY, RECORD = mint("ada", bytes(range(ENTROPY_BYTES)), 100.0, role="operator")
@@ -117,14 +117,14 @@ def test_the_settings_of_an_operator_exist() -> None:
 def test_only_an_admin_changes_settings_that_are_not_an_operators(path: str) -> None:
     changed = ["models.chat.replicas", path]
 
-    assert path in cast(str, beyond(changed, (), False, Caller("bob", Role.OPERATOR)))
-    assert beyond(changed, (), False, Caller("ada", Role.ADMIN)) is None
+    assert path in cast(str, changes_refusal(changed, (), False, Caller("bob", Role.OPERATOR)))
+    assert changes_refusal(changed, (), False, Caller("ada", Role.ADMIN)) is None
 
 
 def test_an_operator_changes_what_is_served_and_how() -> None:
     changed = [*OPERATED, "models.chat", "models.chat.engine.threads", "gateway.limits.headers_max", "aliases.small"]
 
-    assert beyond(changed, (), False, Caller("bob", Role.OPERATOR)) is None
+    assert changes_refusal(changed, (), False, Caller("bob", Role.OPERATOR)) is None
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_an_operator_changes_what_is_served_and_how() -> None:
 def test_where_approvals_are_required_an_operator_cannot_bypass_them(
     sources: tuple[str, ...], strict: bool, role: Role, may: bool
 ) -> None:
-    assert (beyond(["models.chat.source"], sources, strict, Caller("bob", role)) is None) == may
+    assert (changes_refusal(["models.chat.source"], sources, strict, Caller("bob", role)) is None) == may

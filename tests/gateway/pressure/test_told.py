@@ -22,7 +22,7 @@ from tests.gateway.rig import (
 from tests.net.rig import peer, run
 
 from forebay.core.model import Condition, Endpoint, Policy, StandIn
-from forebay.core.pressure import Pressed, Pressure
+from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.net.server import Exchange
 
 
@@ -34,7 +34,7 @@ async def told(front: Front) -> Pressure:
         return msgspec.json.decode((await client.answer()).body, type=Pressure)
 
 
-async def until_it_says(front: Front, **figures: int) -> Pressed:
+async def until_it_says(front: Front, **figures: int) -> TrafficCounters:
     """The figures of `chat`, as soon as these are as wanted."""
     async with asyncio.timeout(10):
         while True:
@@ -54,7 +54,7 @@ def test_every_request_counts_once_from_its_arrival_to_its_end(tmp_path: Path) -
         held: list[Exchange] = []
         worker = Worker()
         async with cluster(tmp_path, worker) as front:
-            assert (await told(front)).models["chat"] == replace(Pressed(), ttft=(0,) * 18, tpot=(0,) * 17)
+            assert (await told(front)).models["chat"] == replace(TrafficCounters(), ttft=(0,) * 18, tpot=(0,) * 17)
             await front.ask(post(chat()))
             done = await until_it_says(front, completions=1)
             assert (done.arrivals, done.refused, done.waiting) == (1, 0, 0)

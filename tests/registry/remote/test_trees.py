@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.registry.remote import trees
-from forebay.registry.remote.trees import Far, bring
+from forebay.registry.remote.trees import RemoteFile, download_files
 from forebay.registry.sources import SourceError
 
 CONTENT = {"model.onnx": bytes(range(200)), "tokenizer/vocab.txt": b"abc", "empty": b""}
@@ -20,12 +20,12 @@ class FakeRemote:
 
     def __init__(self, content: dict[str, bytes], tag: str = "1") -> None:
         self.content = content
-        self.files = [Far(path, len(data), tag) for path, data in content.items()]
+        self.files = [RemoteFile(path, len(data), tag) for path, data in content.items()]
         self.asked: list[tuple[str, int]] = []
         self.breaks_after: int | None = None
         self.adds = b""
 
-    def read(self, file: Far, offset: int) -> Iterator[bytes]:
+    def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
         self.asked.append((file.path, offset))
         data = self.content[file.path][offset:] + self.adds
         for begin in range(0, len(data), 64):
@@ -46,17 +46,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_fetched_tree_is_complete_and_not_fetched_again(tmp_path: Path) -> None:
     place = FakeRemote(CONTENT)
-    found = bring("x", place.files, place.read, tmp_path, quiet)
+    found = download_files("x", place.files, place.read, tmp_path, quiet)
     assert contents(found) == CONTENT
     place.asked.clear()
-    assert bring("x", place.files[::-1], place.read, tmp_path, quiet) == found
+    assert download_files("x", place.files[::-1], place.read, tmp_path, quiet) == found
     assert place.asked == []
 
 
 def test_changed_tag_is_a_new_version_and_keeps_the_old_one(tmp_path: Path) -> None:
     old, new = FakeRemote(CONTENT), FakeRemote({**CONTENT, "tokenizer/vocab.txt": b"xyz"}, "2")
-    first = bring("x", old.files, old.read, tmp_path, quiet)
-    second = bring("x", new.files, new.read, tmp_path, quiet)
+    first = download_files("x", old.files, old.read, tmp_path, quiet)
+    second = download_files("x", new.files, new.read, tmp_path, quiet)
     assert contents(first) == CONTENT
     assert contents(second) == new.content
 
@@ -69,11 +69,11 @@ def test_no_bytes_are_fetched_twice_across_interruptions(
     for chunks in breaks:
         place.breaks_after = chunks
         try:
-            bring("x", place.files, place.read, folder, quiet)
+            download_files("x", place.files, place.read, folder, quiet)
         except SourceError:
             assert not [each for each in folder.iterdir() if not each.name.startswith(".")]
     place.breaks_after = None
-    assert contents(bring("x", place.files, place.read, folder, quiet)) == CONTENT
+    assert contents(download_files("x", place.files, place.read, folder, quiet)) == CONTENT
     offsets = [offset for path, offset in place.asked if path == "model.onnx"]
     assert offsets == sorted(offsets)
 
@@ -81,7 +81,7 @@ def test_no_bytes_are_fetched_twice_across_interruptions(
 def test_concurrent_fetches_share_one_download(tmp_path: Path) -> None:
     place = FakeRemote(CONTENT)
     with ThreadPoolExecutor(6) as pool:
-        found = set(pool.map(lambda _: bring("x", place.files, place.read, tmp_path, quiet), range(6)))
+        found = set(pool.map(lambda _: download_files("x", place.files, place.read, tmp_path, quiet), range(6)))
     assert len(found) == 1
     assert sorted(path for path, _ in place.asked) == ["model.onnx", "tokenizer/vocab.txt"]
 
@@ -91,10 +91,14 @@ def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, ad
     place = FakeRemote({"model.onnx": CONTENT["model.onnx"]})
     place.adds = adds
     with pytest.raises(SourceError, match=said):
-        bring("x", [Far("model.onnx", listed, "1")], place.read, tmp_path, quiet)
+        download_files("x", [RemoteFile("model.onnx", listed, "1")], place.read, tmp_path, quiet)
     place.adds, place.content = b"", {"model.onnx": bytes(listed)}
     assert (
-        len(contents(bring("x", [Far("model.onnx", listed, "1")], place.read, tmp_path, quiet))["model.onnx"])
+        len(
+            contents(download_files("x", [RemoteFile("model.onnx", listed, "1")], place.read, tmp_path, quiet))[
+                "model.onnx"
+            ]
+        )
         == listed
     )
 
@@ -103,7 +107,7 @@ def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, ad
 def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
     place = FakeRemote({path: b"x"})
     with pytest.raises(SourceError, match="not a valid path"):
-        bring("x", place.files, place.read, tmp_path, quiet)
+        download_files("x", place.files, place.read, tmp_path, quiet)
 
 
 def test_empty_oversized_or_unstorable_tree_is_rejected_before_fetching(
@@ -111,12 +115,12 @@ def test_empty_oversized_or_unstorable_tree_is_rejected_before_fetching(
 ) -> None:
     place = FakeRemote(CONTENT)
     with pytest.raises(SourceError, match="nothing found"):
-        bring("x", [], place.read, tmp_path, quiet)
+        download_files("x", [], place.read, tmp_path, quiet)
     with pytest.raises(SourceError, match="has room for"):
-        bring("x", [Far("big", 2**60, "1")], place.read, tmp_path, quiet)
+        download_files("x", [RemoteFile("big", 2**60, "1")], place.read, tmp_path, quiet)
     monkeypatch.setattr(trees, "FILES_MAX", 2)
     with pytest.raises(SourceError, match="3 files, more than 2"):
-        bring("x", place.files, place.read, tmp_path, quiet)
+        download_files("x", place.files, place.read, tmp_path, quiet)
     assert place.asked == []
     with pytest.raises(SourceError, match="cannot be kept"):
-        bring("x", place.files[:1], place.read, Path("/proc/none"), quiet)
+        download_files("x", place.files[:1], place.read, Path("/proc/none"), quiet)

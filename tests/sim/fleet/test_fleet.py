@@ -13,7 +13,7 @@ from forebay.sim.fleet import loads
 from forebay.sim.fleet.fleet import QUEUE_S, Fleet
 from forebay.sim.fleet.response import GRADES, STEPS, Answer, Measured, Response, measured, response
 from forebay.sim.fleet.sizers import ATTAINMENT, Planned, Scaler, ahead, needed, part, peak
-from forebay.sim.fleet.values import Load, Weather
+from forebay.sim.fleet.values import FleetFaults, Load
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.outcome import Slo, summary
 from forebay.sim.replay.run import replay
@@ -45,57 +45,59 @@ class Seen:
 
 
 def test_fleet_with_spare_capacity_meets_the_objective() -> None:
-    story = Fleet(load(2.0), PLAIN, None, start_s=100.0, begin=2).run()
-    assert story.attainment == 1.0
-    assert (story.arrivals, story.good, story.open) == (120.0, 120.0, 0.0)
-    assert story.replica_hours == pytest.approx(2 * 60 / 3600)
-    assert (story.ready, story.started) == ([2] * 12, 0)
+    result = Fleet(load(2.0), PLAIN, None, start_s=100.0, begin=2).run()
+    assert result.attainment == 1.0
+    assert (result.arrivals, result.good, result.open) == (120.0, 120.0, 0.0)
+    assert result.replica_hours == pytest.approx(2 * 60 / 3600)
+    assert (result.ready, result.started) == ([2] * 12, 0)
 
 
 def test_requests_queue_for_too_few_replicas_and_time_out() -> None:
-    story = Fleet(load(8.0, ticks=60), PLAIN, None, start_s=100.0).run()
-    assert story.refused > 0
-    assert story.attainment < 0.1
-    assert story.good + story.late == pytest.approx(2.0 * 300)  # what one replica does in all the time
-    assert story.open <= 8.0 * (QUEUE_S + 5.0)
+    result = Fleet(load(8.0, ticks=60), PLAIN, None, start_s=100.0).run()
+    assert result.refused > 0
+    assert result.attainment < 0.1
+    assert result.good + result.late == pytest.approx(2.0 * 300)  # what one replica does in all the time
+    assert result.open <= 8.0 * (QUEUE_S + 5.0)
 
 
 def test_replicas_serve_once_started_and_cost_from_their_order() -> None:
-    story = Fleet(load(2.0, ticks=60), PLAIN, Seen(3), start_s=100.0, begin=1).run()
-    assert story.ready[0] == 1
-    assert story.ready[-1] == 3
-    first = story.ready.index(2)
+    result = Fleet(load(2.0, ticks=60), PLAIN, Seen(3), start_s=100.0, begin=1).run()
+    assert result.ready[0] == 1
+    assert result.ready[-1] == 3
+    first = result.ready.index(2)
     assert 70.0 < first * 5.0 < 150.0
-    assert story.replica_s == pytest.approx(3 * 300 - 2 * 5.0)
-    assert story.started == 2
+    assert result.replica_s == pytest.approx(3 * 300 - 2 * 5.0)
+    assert result.started == 2
 
 
 def test_requests_wait_for_the_first_replica_of_an_empty_fleet() -> None:
-    story = Fleet(load(0.5), PLAIN, None, start_s=100.0, begin=0).run()
-    assert story.good == story.late == 0.0
-    assert story.open + story.refused == pytest.approx(story.arrivals)
+    result = Fleet(load(0.5), PLAIN, None, start_s=100.0, begin=0).run()
+    assert result.good == result.late == 0.0
+    assert result.open + result.refused == pytest.approx(result.arrivals)
 
 
 def test_crashed_replica_is_restarted() -> None:
     calm = Fleet(load(2.0, ticks=60), PLAIN, None, start_s=100.0, begin=2).run()
-    story = Fleet(load(2.0, ticks=60), PLAIN, None, start_s=100.0, begin=2, weather=Weather(failures_s=(50.0,))).run()
-    assert min(story.ready) == 1
-    assert story.ready[-1] == 2
-    assert story.started == 1
-    assert story.good < calm.good
+    result = Fleet(
+        load(2.0, ticks=60), PLAIN, None, start_s=100.0, begin=2, faults=FleetFaults(failures_s=(50.0,))
+    ).run()
+    assert min(result.ready) == 1
+    assert result.ready[-1] == 2
+    assert result.started == 1
+    assert result.good < calm.good
 
 
 def test_late_answers_are_seen_even_where_there_is_less_than_one_in_a_tick() -> None:
     seen = Seen(1)
-    story = Fleet(load(0.4, ticks=200), LATE, seen, start_s=100.0).run()
+    result = Fleet(load(0.4, ticks=200), LATE, seen, start_s=100.0).run()
     told = sum(each.late or 0 for each in seen.readings if each)
-    assert story.late == pytest.approx(4.0)
-    assert told == pytest.approx(story.late, abs=1.0)
+    assert result.late == pytest.approx(4.0)
+    assert told == pytest.approx(result.late, abs=1.0)
 
 
 def test_policy_sees_the_fleet_except_during_an_outage() -> None:
     seen = Seen(3)
-    Fleet(load(8.0, ticks=24), PLAIN, seen, start_s=100.0, begin=2, weather=Weather(outages=((10.0, 20.0),))).run()
+    Fleet(load(8.0, ticks=24), PLAIN, seen, start_s=100.0, begin=2, faults=FleetFaults(outages=((10.0, 20.0),))).run()
     assert [at for at, each in enumerate(seen.readings) if each is None] == [2, 3]
     first, last = seen.readings[0], seen.readings[-1]
     assert first is not None
@@ -111,10 +113,10 @@ def test_policy_sees_the_fleet_except_during_an_outage() -> None:
 
 
 def test_scale_in_is_immediate_and_removes_starting_replicas_first() -> None:
-    story = Fleet(load(1.0), PLAIN, Planned([2, 4, 3, 1, 1, 3]), start_s=1000.0, begin=2).run()
-    assert story.ready == [2, 2, 2, *[1] * 9]
-    assert story.wanted == [4, 3, 1, 1, *[3] * 8]
-    assert len(story.turns) == 2
+    result = Fleet(load(1.0), PLAIN, Planned([2, 4, 3, 1, 1, 3]), start_s=1000.0, begin=2).run()
+    assert result.ready == [2, 2, 2, *[1] * 9]
+    assert result.wanted == [4, 3, 1, 1, *[3] * 8]
+    assert len(result.turns) == 2
 
 
 @settings(max_examples=25, deadline=None)
@@ -124,13 +126,13 @@ def test_scale_in_is_immediate_and_removes_starting_replicas_first() -> None:
     st.lists(st.floats(0.0, 400.0), max_size=3),
 )
 def test_every_request_ends_once(rates: list[float], plan: list[int], failures: list[float]) -> None:
-    weather = Weather(failures_s=tuple(sorted(failures)))
-    fleet = Fleet(load(*rates), PLAIN, Planned(plan), start_s=30.0, begin=plan[0], seed=3, weather=weather)
-    story = fleet.run()
-    ended = story.good + story.late + story.refused + story.open
-    assert ended == pytest.approx(story.arrivals, abs=1e-6)
-    assert min(story.ready) >= 0
-    assert all(0.0 <= share <= 1.0 + 1e-9 for share in story.shares)
+    faults = FleetFaults(failures_s=tuple(sorted(failures)))
+    fleet = Fleet(load(*rates), PLAIN, Planned(plan), start_s=30.0, begin=plan[0], seed=3, faults=faults)
+    result = fleet.run()
+    ended = result.good + result.late + result.refused + result.open
+    assert ended == pytest.approx(result.arrivals, abs=1e-6)
+    assert min(result.ready) >= 0
+    assert all(0.0 <= share <= 1.0 + 1e-9 for share in result.shares)
 
 
 @pytest.mark.parametrize("policy", list(Policy))
@@ -160,9 +162,9 @@ def test_the_oracle_knows_what_each_period_needs_and_orders_it_ahead() -> None:
     assert need == [1] * 12 + [4] * 12 + [1] * 12
     plan = ahead(need, 10.0, 5.0)
     assert plan == [1] * 10 + [4] * 14 + [1] * 12
-    story = Fleet(steps, PLAIN, Planned(plan), start_s=8.0, begin=1).run()
-    assert story.attainment > ATTAINMENT
-    assert story.replica_s == pytest.approx(5.0 * sum(plan))
+    result = Fleet(steps, PLAIN, Planned(plan), start_s=8.0, begin=1).run()
+    assert result.attainment > ATTAINMENT
+    assert result.replica_s == pytest.approx(5.0 * sum(plan))
 
 
 def test_loads_are_what_they_are_made_of() -> None:

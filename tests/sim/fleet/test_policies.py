@@ -13,10 +13,10 @@ from forebay.sim.fleet.policies import (
     NAMES,
     STATIC,
     USUAL,
-    Wish,
+    SizingSpec,
     cold_start_s,
     computed,
-    read,
+    parse_sizing,
     scale_of,
     sizing,
 )
@@ -33,14 +33,19 @@ EMPTY = Workload("none", ())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_read(name: str) -> None:
-    assert read(name) == Wish(name)
+    assert parse_sizing(name) == SizingSpec(name)
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"), [("static@12", Wish(STATIC, 12)), ("hpa@0.7", Wish("hpa", 0.7)), ("apa@1e3", Wish("apa", 1000))]
+    ("text", "spec"),
+    [
+        ("static@12", SizingSpec(STATIC, 12)),
+        ("hpa@0.7", SizingSpec("hpa", 0.7)),
+        ("apa@1e3", SizingSpec("apa", 1000)),
+    ],
 )
-def test_name_may_have_a_number(text: str, wish: Wish) -> None:
-    assert read(text) == wish
+def test_name_may_have_a_number(text: str, spec: SizingSpec) -> None:
+    assert parse_sizing(text) == spec
 
 
 @pytest.mark.parametrize(
@@ -60,21 +65,21 @@ def test_name_may_have_a_number(text: str, wish: Wish) -> None:
 )
 def test_unknown_name_is_rejected_with_the_allowed_ones(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
-        read(text)
+        parse_sizing(text)
 
 
 def test_a_policy_is_that_of_the_product_with_the_bounds_of_the_description() -> None:
     settings = ScaleSettings(max=9, min=2, policy=Policy.KPA, target=16.0)
     cluster = SimCluster(scale=settings)
 
-    assert scale_of(cluster, Wish("kpa")) == settings.value(cluster.slo.ttft_s, cluster.slo.tpot_s)
+    assert scale_of(cluster, SizingSpec("kpa")) == settings.value(cluster.slo.ttft_s, cluster.slo.tpot_s)
     for name in HELD:
-        found = scale_of(cluster, Wish(name, 4.0))
+        found = scale_of(cluster, SizingSpec(name, 4.0))
         assert (found.policy, found.target, found.min, found.max) == (Policy(name), 4.0, 2, 9)
-    ours = scale_of(cluster, Wish("forebay"))
+    ours = scale_of(cluster, SizingSpec("forebay"))
     assert (ours.policy, ours.ttft_s, ours.tpot_s) == (Policy.FOREBAY, 5.0, 0.1)
     assert ours.down.window_s == 300.0
-    assert scale_of(SimCluster(), Wish("hpa")).max == USUAL.max
+    assert scale_of(SimCluster(), SizingSpec("hpa")).max == USUAL.max
 
 
 @pytest.mark.parametrize(

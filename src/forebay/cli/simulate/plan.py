@@ -169,7 +169,7 @@ def plan(options: SimulationOptions) -> Plan:
 def _check_rivals(policies: Sequence[str], fleets: Sequence[str]) -> None:
     """Raise `UserError` for policies that do not support a changing number of replicas, if it may change."""
     rivals = [policy for policy in policies if policy in RIVALS]
-    if rivals and any(sizers.read(fleet).name not in (sizers.STATIC, sizers.PEAK) for fleet in fleets):
+    if rivals and any(sizers.parse_sizing(fleet).name not in (sizers.STATIC, sizers.PEAK) for fleet in fleets):
         why = "cannot be simulated with a changing number of replicas; use --fleet static"
         raise UserError(f"--policy: {', '.join(rivals)} {why}", WRONG_USAGE)
 
@@ -218,7 +218,7 @@ def _problems(options: SimulationOptions) -> Iterator[str]:
             yield f"--policy: found {policy!r}{_guess(policy, POLICIES)}; allowed: {', '.join(POLICIES)}"
     for fleet in options.fleets:
         try:
-            sizers.read(fleet)
+            sizers.parse_sizing(fleet)
         except ValueError as error:
             yield f"--fleet: found {fleet!r}{_guess(fleet, sizers.NAMES)}; allowed: {error}"
     if options.trace not in NAMES and not Path(options.trace).exists():

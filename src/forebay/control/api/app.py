@@ -87,7 +87,7 @@ def make_app(services: Services) -> Starlette:
         paths.setdefault(operation.path, {})[operation.method.upper()] = operation
     return Starlette(
         routes=[Route(path, _endpoint(services, each, handlers), methods=list(each)) for path, each in paths.items()],
-        exception_handlers={404: _misled, 405: _misled},
+        exception_handlers={404: _not_routed, 405: _not_routed},
     )
 
 
@@ -98,16 +98,16 @@ def _endpoint(
         operation = operations["GET" if request.method == "HEAD" else request.method]
         try:
             caller = _admitted(services, operation, request)
-            _refer(services, operation)
+            _require_leader(services, operation)
             body = b"" if operation.method == "get" else await _body(request)
-            return _said(await handlers[operation.id](AdminCall(services, request, caller, body)))
+            return _response(await handlers[operation.id](AdminCall(services, request, caller, body)))
         except ClientDisconnect:
             return Response(status_code=TABLE[Code.BAD_HTTP].status)
         except (Refusal, DeployRefused, RegistryError, SourceError, StoreError) as error:
-            return _refused(_translated(error))
+            return _error_response(_translated(error))
         except Exception as mistake:  # supervisor: one request must not stop the control plane
             services.journal.note("api_mistake", f"{operation.id}: {type(mistake).__name__}: {mistake}")
-            return _refused(Refusal(Code.INTERNAL))
+            return _error_response(Refusal(Code.INTERNAL))
 
     return answer
 
@@ -128,12 +128,12 @@ def _admitted(services: Services, operation: Operation, request: Request) -> Cal
     return caller
 
 
-def _refer(services: Services, operation: Operation) -> None:
+def _require_leader(services: Services, operation: Operation) -> None:
     """Raise `Refusal` for operations that only the leader can serve, unless this controller is the leader."""
     leading = services.control.leading
     if leading is None or operation.id in ANYWHERE:
         return
-    leader = leading.told
+    leader = leading.status
     if leader is None or not leader.here:
         raise Refusal(Code.NOT_LEADER, f"This controller is not the leader: {leading.why_not()}.")
 
@@ -181,22 +181,22 @@ def _translated(error: Exception) -> Refusal:
             return Refusal(Code.STORE_UNAVAILABLE, f"{error}.")
 
 
-def _said(answer: object) -> Response:
+def _response(answer: object) -> Response:
     if isinstance(answer, Response):
         return answer
     status = 422 if isinstance(answer, Reloaded) and answer.problems else 200
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
-def _refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+def _error_response(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
     status = TABLE[refusal.code].status
     if status == 401:
         headers = {"www-authenticate": "Bearer"}
     return Response(error_body(refusal), status, headers, "application/json")
 
 
-async def _misled(request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
     """Responds to unknown paths and methods."""
     if isinstance(error, HTTPException) and error.status_code == 405:
-        return _refused(Refusal(Code.METHOD_NOT_ALLOWED), error.headers)
-    return _refused(Refusal(Code.NOT_FOUND))
+        return _error_response(Refusal(Code.METHOD_NOT_ALLOWED), error.headers)
+    return _error_response(Refusal(Code.NOT_FOUND))

@@ -139,7 +139,7 @@ class Health:
             await self._read()
         now = wall_s()
         for node, look in (await look_at_all(self._watches, timeout_s)).items():
-            self._take(node, look, now)
+            self._process(node, look, now)
         self._settle()
         await self._keep()
 
@@ -177,7 +177,7 @@ class Health:
             raise NodeRefused(f"{name} is not drained, for this fits nowhere else:{lines}\n--force drains it anyway")
         now = wall_s()
         node.record, node.asked = replace(node.record, maintenance=Maintenance(now, actor, why)), True
-        await self._said(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")
+        await self._apply_change(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")
         return self._standing(name)
 
     async def undrain(self, name: str, actor: str, why: str, device: str = "") -> Standing:
@@ -191,7 +191,7 @@ class Health:
                 return self._standing(name)
             node.record, node.asked = replace(node.record, maintenance=None), True
             subject, text = f"node/{name}", f"{name} may serve again"
-        await self._said(node, Changed("node.undrained", now, actor, subject, why), text)
+        await self._apply_change(node, Changed("node.undrained", now, actor, subject, why), text)
         return self._standing(name)
 
     def _names(self) -> list[str]:
@@ -226,7 +226,7 @@ class Health:
             raise NodeRefused(f"{device} would be taken out again at once: {wrong}")
         node.put(release(state, wall_s(), why, self._rules))
 
-    async def _said(self, node: NodeState, changed: Changed, text: str) -> None:
+    async def _apply_change(self, node: NodeState, changed: Changed, text: str) -> None:
         """An operator's change: it takes effect at once, even while the store is down."""
         node.changed.append(changed)
         why = f": {changed.why}" if changed.why else ""
@@ -242,9 +242,9 @@ class Health:
         trouble = next((self.silent[source] for source in (name, *own) if source in self.silent), "")
         return standing_of(node.record, name, self._readings, self._units, trouble)
 
-    def _take(self, source: str, look: Look, now: float) -> None:
+    def _process(self, source: str, look: Look, now: float) -> None:
         """Process what a source reports of its devices."""
-        self._hear(source, look)
+        self._note_source(source, look)
         if look.readings is not None:
             self._replace(source, look.readings)
         own = {id: self._readings[id] for id in self._found.get(source, ())}
@@ -258,7 +258,7 @@ class Health:
             if state != before:
                 node.put(state)
             for effect in effects:
-                self._follow(node, effect, now)
+                self._apply_effect(node, effect, now)
             self._meters.device(reading, state)
 
     def _replace(self, source: str, readings: Iterable[DeviceReading]) -> None:
@@ -288,7 +288,7 @@ class Health:
                 hits.setdefault(id, []).append(event)
         return hits
 
-    def _follow(self, node: NodeState, effect: Effect, now: float) -> None:
+    def _apply_effect(self, node: NodeState, effect: Effect, now: float) -> None:
         """Act on the effect of a step, and report it."""
         moved = effect.after is not effect.before
         kind = f"device.{effect.after}" if moved else f"device.{effect.remedy.name.lower()}"
@@ -304,7 +304,7 @@ class Health:
             subject = f"node/{node.name}/{effect.device}"
             node.changed.append(Changed(kind, now, CONTROL, subject, effect.why, document))
 
-    def _hear(self, source: str, look: Look) -> None:
+    def _note_source(self, source: str, look: Look) -> None:
         trouble = look.trouble
         (self._blind.add if look.readings is None else self._blind.discard)(source)
         self._meters.source(source, not trouble)

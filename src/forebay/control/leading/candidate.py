@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forebay.control.leading.term import LeaderStatus, Term
 from forebay.core.leading.lease import LOOKS
-from forebay.providers.fencing import Fence, Fenced, height
+from forebay.providers.fencing import Fence, Fenced, highest_epoch
 from forebay.store.access import RunBlocking
 from forebay.store.database import Store, StoreError
 from forebay.store.leadership import Leader, Leadership
@@ -16,7 +16,7 @@ CHANGED = "follows"
 
 
 class Candidate:
-    """A follower. `epochs`: the fence file of the run folder; `note` is told of new leaders and of problems."""
+    """A follower. `epochs`: the fence file of the run folder; `note` is status of new leaders and of problems."""
 
     def __init__(self, leadership: Leadership, epochs: Path, url: str, note: Callable[[str, str], None]) -> None:
         self._leadership = leadership
@@ -33,7 +33,7 @@ class Candidate:
         return f"the controller at {leader.url} is the leader ({leader.holder}, epoch {leader.epoch})"
 
     @property
-    def told(self) -> LeaderStatus | None:
+    def status(self) -> LeaderStatus | None:
         leader = self._leader
         return None if leader is None else LeaderStatus(leader.epoch, leader.holder, leader.url, here=False)
 
@@ -53,16 +53,16 @@ class Candidate:
         """Become the leader if possible; None: not yet. `now` is this controller's own clock."""
         asked_at = now()
         try:
-            leader = await run(lambda: self._leadership.apply(height(self._epochs)))
+            leader = await run(lambda: self._leadership.apply(highest_epoch(self._epochs)))
             if leader.holder == self._leadership.holder:
                 fence = Fence(self._epochs, leader.epoch)
                 fence.raise_up()
                 self._leader = None  # the previous leader is not one any more, whoever deposes this one
                 return Term(self._leadership, fence, asked_at, self._url, now=now)
         except (StoreError, Fenced, OSError) as error:
-            self._hear(str(error))
+            self._note_trouble(str(error))
         else:
-            self._follow(leader)
+            self._note_leader(leader)
         return None
 
     async def resign(self, run: RunBlocking) -> None:
@@ -70,14 +70,14 @@ class Candidate:
         try:
             await run(self._leadership.resign)
         except StoreError as error:
-            self._hear(str(error))
+            self._note_trouble(str(error))
 
-    def _follow(self, leader: Leader) -> None:
+    def _note_leader(self, leader: Leader) -> None:
         known, self._leader, self._trouble = self._leader, leader, ""
         if known is None or (known.epoch, known.holder) != (leader.epoch, leader.holder):
             self._note(CHANGED, self.why_not())
 
-    def _hear(self, trouble: str) -> None:
+    def _note_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._note("store_trouble", trouble)
         self._trouble = trouble

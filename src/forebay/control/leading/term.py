@@ -34,7 +34,7 @@ class Leading(Protocol):
         """Why this controller may not act now; empty: it may."""
 
     @property
-    def told(self) -> LeaderStatus | None:
+    def status(self) -> LeaderStatus | None:
         """The leader; None: unknown."""
 
     def guard(self, store: Store) -> Store:
@@ -73,7 +73,7 @@ class Term:
         return f"the lease could not be renewed, so nothing is changed: {self._trouble or 'the store is slow'}"
 
     @property
-    def told(self) -> LeaderStatus | None:
+    def status(self) -> LeaderStatus | None:
         if self.over:
             return None
         return LeaderStatus(self.epoch, self._leadership.holder, self._url, here=True, waiting=self.waiting)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from forebay.core.pressure import Pressed, Pressure, since, total
+from forebay.core.pressure import Pressure, TrafficCounters, difference, sum_over_gateways
 from forebay.core.reconcile import ObservedUnit
 
 SLACK_S: Final = 1.0
@@ -22,7 +22,7 @@ class Collected(NamedTuple):
     """The load within `since_s` of the models that every gateway knows, and what is queued now."""
 
     since_s: float
-    models: Mapping[str, Pressed]
+    models: Mapping[str, TrafficCounters]
 
 
 class Collector:
@@ -45,17 +45,19 @@ class Collector:
         self._at, self._before = now, found
         if at is None or now <= at:
             return None
-        grown: dict[str, list[Pressed]] = {}
+        grown: dict[str, list[TrafficCounters]] = {}
         for slot, pressure in sorted(found.items()):
             for name, each in pressure.models.items():
-                grown.setdefault(name, []).append(since(_start(before.get(slot), pressure, name, now - at), each))
+                grown.setdefault(name, []).append(
+                    difference(_start(before.get(slot), pressure, name, now - at), each)
+                )
         known = {name for slot in gateways for name in found[slot].models}
         everywhere = {name for name in known if all(name in found[slot].models for slot in gateways)}
-        return Collected(now - at, {name: total(grown[name]) for name in sorted(everywhere)})
+        return Collected(now - at, {name: sum_over_gateways(grown[name]) for name in sorted(everywhere)})
 
 
-def _start(before: Pressure | None, now: Pressure, model: str, since_s: float) -> Pressed:
+def _start(before: Pressure | None, now: Pressure, model: str, since_s: float) -> TrafficCounters:
     """A gateway's counts at the beginning of the interval; its current ones if those are unknown."""
     if before is not None and before.instance == now.instance:
-        return before.models.get(model, Pressed())
-    return Pressed() if now.age_s <= since_s + SLACK_S else now.models[model]
+        return before.models.get(model, TrafficCounters())
+    return TrafficCounters() if now.age_s <= since_s + SLACK_S else now.models[model]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from forebay.control.scaling.collecting import Collected
 from forebay.core.cluster import Slo
 from forebay.core.model import LoadReport, ReplicaState
-from forebay.core.pressure import Pressed, above, quantile
+from forebay.core.pressure import TrafficCounters, above, quantile
 from forebay.core.reconcile import Kind, ObservedUnit, SlotState, State, UnitKey
 from forebay.core.scaling.values import Reading
 from forebay.obs.metrics import SECONDS, TOKEN_SECONDS
@@ -97,7 +97,7 @@ def _is_standby(s: SlotState, standbys: Collection[UnitKey]) -> bool:
     return (s.id, s.generation) in standbys
 
 
-def _late(pressed: Pressed, slo: Slo) -> int | None:
+def _late(pressed: TrafficCounters, slo: Slo) -> int | None:
     """How many responses missed an SLO, extrapolated from those with measured times, which are streams.
 
     With two SLOs the one missed more often counts: both may be missed by the same responses.

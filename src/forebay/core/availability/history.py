@@ -116,12 +116,12 @@ def gaps(known_s: Mapping[int, float], since: float, until: float) -> Iterator[G
                 Gap(begin, end, unknown_s) if found is None else Gap(found.since, end, found.unknown_s + unknown_s)
             )
         else:
-            yield from _told(found)
+            yield from _if_reportable(found)
             found = None
-    yield from _told(found)
+    yield from _if_reportable(found)
 
 
-def _told(gap: Gap | None) -> Iterator[Gap]:
+def _if_reportable(gap: Gap | None) -> Iterator[Gap]:
     """The gap if it is long enough."""
     if gap is not None and gap.unknown_s >= GAP_S_MIN:
         yield gap

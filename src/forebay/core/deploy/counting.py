@@ -25,6 +25,6 @@ class Counted:
     """Number of counted samples."""
 
 
-def moved(cursors: Mapping[str, Cursor], observed: Mapping[str, Observed]) -> dict[str, Cursor]:
+def advanced(cursors: Mapping[str, Cursor], observed: Mapping[str, Observed]) -> dict[str, Cursor]:
     """The cursors after these responses; a gateway without one keeps its cursor."""
     return {**cursors, **{slot: Cursor(each.instance, each.last) for slot, each in observed.items()}}

@@ -95,8 +95,8 @@ def decide(rollout: Rollout, seen: ModelObservation, command: Command | None, no
     """One step of the state machine. Idempotent for the same input."""
     if rollout.since > now:  # the clock was set back: restart the step rather than let it last for hours
         rollout = replace(rollout, since=now)
-    rollout = _obey(rollout, command, now)
-    rollout = _go_on(rollout, seen, now)
+    rollout = _apply_command(rollout, command, now)
+    rollout = _advance(rollout, seen, now)
     return rollout, wanted(rollout, seen)
 
 
@@ -122,12 +122,12 @@ def _replicas(rollout: Rollout, all_of_it: int) -> int:
     return replicas_for(steps[rollout.step].share if steps else 1.0, all_of_it)
 
 
-def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
+def _apply_command(rollout: Rollout, command: Command | None, now: float) -> Rollout:
     if rollout.phase in ENDED:
         return rollout
     match command:
         case Command.ABORT:
-            return back(rollout, "aborted by an operator", now)
+            return roll_back(rollout, "aborted by an operator", now)
         case Command.PAUSE:
             return replace(rollout, paused=True, why="paused by an operator")
         case Command.RESUME:
@@ -138,13 +138,13 @@ def _obey(rollout: Rollout, command: Command | None, now: float) -> Rollout:
             return rollout
 
 
-def _go_on(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
+def _advance(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     if rollout.phase in ENDED:
         return rollout
     if seen.tripped is not None:
-        return back(rollout, seen.tripped.reason, now)
+        return roll_back(rollout, seen.tripped.reason, now)
     if seen.verdict is not None and seen.verdict.decision is Decision.ROLLBACK and rollout.course.takes_over:
-        return back(rollout, seen.verdict.reason, now)
+        return roll_back(rollout, seen.verdict.reason, now)
     match rollout.phase:
         case Phase.STARTING:
             return _start(rollout, seen, now)
@@ -163,7 +163,7 @@ def _start(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
         late_s = now - rollout.since
         if late_s >= rollout.course.start_timeout_s:
             why = f"{seen.canary_ready} of {needed} replicas of {rollout.canary} were ready after {late_s:.0f} s"
-            return back(rollout, why, now)
+            return roll_back(rollout, why, now)
         return replace(rollout, why=f"{seen.canary_ready} of {needed} replicas of {rollout.canary} are ready")
     if rollout.paused:
         return rollout
@@ -191,7 +191,7 @@ def _compare(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     if spent_s >= step.time_s:
         reason = seen.verdict.reason if seen.verdict else "nothing was observed"
         if not rollout.course.hold:
-            return back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
+            return roll_back(rollout, f"no verdict in {spent_s:.0f} s: {reason}", now)
         return replace(rollout, why=f"no verdict in time, waiting for an operator: {reason}")
     return rollout
 
@@ -239,6 +239,6 @@ def _settle(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     return replace(rollout, phase=Phase.PROMOTED, since=now, why=f"{rollout.canary} serves everything")
 
 
-def back(rollout: Rollout, why: str, now: float) -> Rollout:
+def roll_back(rollout: Rollout, why: str, now: float) -> Rollout:
     """Roll back: the old revision serves everything again, at once."""
     return replace(rollout, phase=Phase.ROLLED_BACK, since=now, share=0.0, paused=False, forced=False, why=why)

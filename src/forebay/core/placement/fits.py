@@ -20,21 +20,21 @@ class Rank(NamedTuple):
     """Even for low-priority models, a fallback node is the last resort."""
     siblings: int
     """Replicas of the same model on the node, if they are to be spread."""
-    together: int
+    siblings_on_devices: int
     """The same on its devices: one failing device would take them all down."""
-    strangers: int
+    unlinked_pairs: int
     """Pairs of its devices without NVLink."""
-    apart: int
+    extra_numa_nodes: int
     """NUMA nodes of its devices, beyond the first."""
-    whole: int
+    whole_gpus: int
     """GPUs that are not slices."""
-    opened: int
+    gpus_opened: int
     """Idle GPUs that it would start to use: as few as possible."""
     left_bytes: int
     """Unneeded memory of its devices: best fit leaves the most to larger replicas."""
-    bereft: int
+    parted_neighbours: int
     """Idle NVLink neighbours that lose a partner."""
-    free: int
+    idle_gpus: int
     """Idle GPUs of the node: nodes with few go first, to keep those that a large group could use."""
     load: float
     """Replicas per core; negated if replicas are to be packed."""
@@ -158,7 +158,7 @@ def _groups(devices: Sequence[Device], need: Need) -> Iterable[tuple[Device, ...
         groups: Iterable[tuple[Device, ...]] = combinations(devices, need.gpus)
     else:
         groups = (_grown(first, devices, need.gpus) for first in devices)
-    return (group for group in groups if not need.linked or not _strangers(group))
+    return (group for group in groups if not need.linked or not _unlinked_pairs(group))
 
 
 def _grown(first: Device, devices: Sequence[Device], count: int) -> tuple[Device, ...]:
@@ -166,15 +166,17 @@ def _grown(first: Device, devices: Sequence[Device], count: int) -> tuple[Device
     group = [first]
     while len(group) < count:
         rest = (device for device in devices if device not in group)
-        group.append(min(rest, key=lambda d: (_strangers((*group, d)), _apart((*group, d)), devices.index(d))))
+        group.append(
+            min(rest, key=lambda d: (_unlinked_pairs((*group, d)), _extra_numa_nodes((*group, d)), devices.index(d)))
+        )
     return tuple(sorted(group, key=devices.index))
 
 
-def _strangers(group: Sequence[Device]) -> int:
+def _unlinked_pairs(group: Sequence[Device]) -> int:
     return sum(a.id not in b.links and b.id not in a.links for a, b in combinations(group, 2))
 
 
-def _apart(group: Sequence[Device]) -> int:
+def _extra_numa_nodes(group: Sequence[Device]) -> int:
     return max(len({device.numa for device in group} - {None}) - 1, 0)
 
 
@@ -185,14 +187,14 @@ def _rank(node: Node, group: Sequence[Device], need: Need, taken: Taken) -> Rank
     return Rank(
         fallback=node.fallback,
         siblings=taken.models[node.name, need.model] if need.spread else 0,
-        together=sum(taken.siblings[node.name, id, need.model] for id in own) if need.spread else 0,
-        strangers=_strangers(group),
-        apart=_apart(group),
-        whole=sum(not device.profile for device in group),
-        opened=sum(device.id in own for device in idle),
+        siblings_on_devices=sum(taken.siblings[node.name, id, need.model] for id in own) if need.spread else 0,
+        unlinked_pairs=_unlinked_pairs(group),
+        extra_numa_nodes=_extra_numa_nodes(group),
+        whole_gpus=sum(not device.profile for device in group),
+        gpus_opened=sum(device.id in own for device in idle),
         left_bytes=sum(_left_bytes(node, device, need, taken) for device in group),
-        bereft=sum(bool(own & d.links) for d in idle if d.id not in own),
-        free=len(idle),
+        parted_neighbours=sum(bool(own & d.links) for d in idle if d.id not in own),
+        idle_gpus=len(idle),
         load=load if need.spread else -load,
         node=node.name,
         devices=tuple(device.id for device in group),

@@ -54,7 +54,7 @@ def judge(rules: Rules, state: State, canary_per_s: float = 0.0) -> Verdict:
     )
     worse = [part for part in parts if part.finding is Finding.WORSE]
     if worse:
-        return Verdict(Decision.ROLLBACK, "; ".join(_told(part) for part in worse), parts)
+        return Verdict(Decision.ROLLBACK, "; ".join(_described(part) for part in worse), parts)
     if not any(part.required for part in parts):
         return Verdict(Decision.INCONCLUSIVE, "no metric is required", parts, math.inf, math.inf)
     missing = [part for part in parts if part.required and part.finding is not Finding.FINE]
@@ -173,5 +173,5 @@ def _shares(total: Cell) -> str:
     return f"{canary:.3%} vs. {stable:.3%}"
 
 
-def _told(part: Part) -> str:
+def _described(part: Part) -> str:
     return f"{part.metric} ({part.part}) is worse than tolerated: {part.seen}"

@@ -80,7 +80,7 @@ def refusal(rules: Rules, plan: Plan, baselines: Mapping[str, float]) -> Refusal
     lacking = tuple(
         need for need in needs(rules, plan, baselines) if not need.harm and not need.met and need.metric in required
     )
-    return Refusal("; ".join(_told(need) for need in lacking), lacking) if lacking else None
+    return Refusal("; ".join(_described(need) for need in lacking), lacking) if lacking else None
 
 
 def _several(rules: Rules) -> int:
@@ -165,7 +165,7 @@ def _divergence(p: float, q: float) -> float:
     return heads + ((1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else 0.0)
 
 
-def _told(need: Need) -> str:
+def _described(need: Need) -> str:
     if need.samples_needed == math.inf:
         return f"{need.metric} ({need.part}): no number of requests suffices, or no step compares the arms"
     return (

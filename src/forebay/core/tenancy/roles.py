@@ -120,7 +120,7 @@ def refusal(operation: str, caller: Caller) -> str | None:
     return _lacking(operation, LEAST[operation], caller)
 
 
-def beyond(changed: Sequence[str], sources: Iterable[str], strict: bool, caller: Caller) -> str | None:
+def changes_refusal(changed: Sequence[str], sources: Iterable[str], strict: bool, caller: Caller) -> str | None:
     """Why the caller may not apply changes of the settings with these paths; None: it may.
 
     `sources`: new sources of models. `strict`: approvals or signatures are required, and sources outside the registry

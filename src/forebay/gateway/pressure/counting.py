@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.core.errors import Code
 from forebay.core.model import Task
-from forebay.core.pressure import Pressed, Pressure
+from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.gateway.scheduling.hedging import Hedge
 from forebay.obs.metrics import Metrics
 
@@ -42,12 +42,12 @@ def pressure(scheduler: "Scheduler", metrics: Metrics) -> Pressure:
         refused[model] += several
     now = scheduler.now()
     models = {
-        name: _pressed(served, ended[name], refused[name], now) for name, served in sorted(scheduler.served.items())
+        name: _counters(served, ended[name], refused[name], now) for name, served in sorted(scheduler.served.items())
     }
     return Pressure(scheduler.observations.instance, now - scheduler.born, models)
 
 
-def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
+def _counters(served: "Served", ended: int, refused: int, now: float) -> TrafficCounters:
     """`ended` requests are done here, `refused` of them for lack of replicas."""
     account, tokens = served.account, served.lengths.tokens
     here = prompt_tokens = waiting_tokens = 0
@@ -62,7 +62,7 @@ def _pressed(served: "Served", ended: int, refused: int, now: float) -> Pressed:
         prompt_tokens += tokens(relay.prompt_bytes)
     live = [link for link in served.links if link.live]
     first = account.ttft if served.routes.task is Task.CHAT else account.duration
-    return Pressed(
+    return TrafficCounters(
         arrivals=ended + here,
         refused=refused,
         prompt_tokens=int(account.prompt_tokens.value) + prompt_tokens + waiting_tokens,

@@ -144,7 +144,7 @@ def report(scheduler: "Scheduler", relay: "Relay", code: str, outcome: Outcome, 
         ttft_s = max(TICK_S, relay.first_at - side.since)
         if tokens > 1:
             tpot_s = max(TICK_S, now - relay.first_at) / (tokens - 1)
-    text = _said(relay) if relay.served.routes.task is _CHAT else None
+    text = _response_text(relay) if relay.served.routes.task is _CHAT else None
     sample = Sample(
         split.rollout, arm, at, code, stratum, ttft_s, tpot_s, latency_s, tokens,
         None if text is None else refuses(text), None if text is None else degenerate(text), early,
@@ -198,7 +198,7 @@ def _within(
     return choice if isinstance(choice, Wait) and choice.why is not Why.NONE_READY else None
 
 
-def _said(relay: "Relay") -> str | None:
+def _response_text(relay: "Relay") -> str | None:
     """The text of a complete response; None if it has none, or cannot be parsed."""
     transcript = relay.transcript
     if transcript is not None:

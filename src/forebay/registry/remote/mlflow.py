@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from forebay.registry.remote.trees import FILES_MAX, Far, bring
+from forebay.registry.remote.trees import FILES_MAX, RemoteFile, download_files
 from forebay.registry.sources import Progress, RemoteSource, SourceError
 
 FORM = re.compile(r"(?P<model>(?!\.{1,2}[@/])[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -39,7 +39,9 @@ def fetch_mlflow(source: RemoteSource, home: Path, progress: Progress) -> Path:
         root = server.artifacts(match["model"], version)
         files = sorted(server.listing(root))
         folder = home / "models" / "mlflow" / quote(urlsplit(url).netloc, safe="") / match["model"] / version
-        return bring(str(source), files, lambda file, offset: server.read(root, file, offset), folder, progress)
+        return download_files(
+            str(source), files, lambda file, offset: server.read(root, file, offset), folder, progress
+        )
 
 
 def _client(url: str) -> httpx.Client:
@@ -81,7 +83,7 @@ class _Server:
             raise SourceError(f"{self._name}: its artifacts are at {parts.scheme}:…, not served by the MLflow server")
         return parts.path.strip("/")
 
-    def listing(self, root: str) -> Iterator[Far]:
+    def listing(self, root: str) -> Iterator[RemoteFile]:
         """All files below a path."""
         folders, seen = [("", 0)], 0
         while folders:
@@ -95,9 +97,9 @@ class _Server:
                 if entry.get("is_dir"):
                     folders.append((path, depth + 1))
                 else:
-                    yield Far(path, self._size(entry), "")
+                    yield RemoteFile(path, self._size(entry), "")
 
-    def read(self, root: str, file: Far, offset: int) -> Iterator[bytes]:
+    def read(self, root: str, file: RemoteFile, offset: int) -> Iterator[bytes]:
         """The bytes of a file from an offset on, even if the server ignores ranges."""
         path = quote(f"{root}/{file.path}")
         headers = {"range": f"bytes={offset}-"} if offset else {}

@@ -10,7 +10,7 @@ import obstore
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
-from forebay.registry.remote.trees import Far, bring
+from forebay.registry.remote.trees import RemoteFile, download_files
 from forebay.registry.sources import Progress, RemoteSource, SourceError
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def fetch_s3(source: RemoteSource, home: Path, progress: Progress) -> Path:
         raise SourceError(f"{source}: {_reason(error)}") from error
     lone = len(files) == 1 and files[0].path == ""
     if lone:
-        files = [Far(PurePosixPath(path).name, files[0].size_bytes, files[0].tag)]
+        files = [RemoteFile(PurePosixPath(path).name, files[0].size_bytes, files[0].tag)]
 
-    def read(file: Far, offset: int) -> Iterator[bytes]:
+    def read(file: RemoteFile, offset: int) -> Iterator[bytes]:
         key = path if lone else f"{path}/{file.path}".lstrip("/")
         try:
             answer = obstore.get(store, key, options={"if_match": file.tag, "range": {"offset": offset}})
@@ -48,7 +48,7 @@ def fetch_s3(source: RemoteSource, home: Path, progress: Progress) -> Path:
             raise SourceError(f"{source}: {key}: {_reason(error)}") from error
 
     folder = home / "models" / "s3" / bucket / (quote(path, safe="") or "all")
-    found = bring(str(source), files, read, folder, progress)
+    found = download_files(str(source), files, read, folder, progress)
     return (found / files[0].path if lone else found).absolute()
 
 
@@ -66,16 +66,16 @@ def _open(bucket: str) -> S3Store:
     )
 
 
-def _listing(store: S3Store, path: str) -> list[Far]:
+def _listing(store: S3Store, path: str) -> list[RemoteFile]:
     """Files by their paths below `path`; empty for an object called `path` itself."""
     files = []
     for page in obstore.list(store, prefix=path or None):
         for entry in page:
             inner = entry["path"].removeprefix(path).lstrip("/")
-            files.append(Far(inner, entry["size"], entry["e_tag"] or str(entry["last_modified"])))
+            files.append(RemoteFile(inner, entry["size"], entry["e_tag"] or str(entry["last_modified"])))
     if not files and path:
         entry = obstore.head(store, path)
-        files.append(Far("", entry["size"], entry["e_tag"] or str(entry["last_modified"])))
+        files.append(RemoteFile("", entry["size"], entry["e_tag"] or str(entry["last_modified"])))
     return [file for file in files if not (file.size_bytes == 0 and file.path.endswith("/"))]
 
 

@@ -22,7 +22,7 @@ PART = ".part"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Far:
+class RemoteFile:
     """A remote file. `tag` changes with its content."""
 
     path: str
@@ -30,11 +30,11 @@ class Far:
     tag: str
 
 
-Read = Callable[[Far, int], Iterator[bytes]]
+Read = Callable[[RemoteFile, int], Iterator[bytes]]
 """The bytes of a file from an offset on. Raises `SourceError` if the file's tag has changed."""
 
 
-def bring(name: str, files: Sequence[Far], read: Read, folder: Path, progress: Progress) -> Path:
+def download_files(name: str, files: Sequence[RemoteFile], read: Read, folder: Path, progress: Progress) -> Path:
     """A folder with these files below `folder`, downloaded if needed. `name` is the source in messages.
 
     Raises `SourceError` for invalid paths, for files shorter or longer than listed, and when the disk is full.
@@ -59,7 +59,7 @@ def bring(name: str, files: Sequence[Far], read: Read, folder: Path, progress: P
     return target
 
 
-def _check(name: str, files: Sequence[Far]) -> None:
+def _check(name: str, files: Sequence[RemoteFile]) -> None:
     if not files:
         raise SourceError(f"{name}: nothing found; name a folder that holds files")
     if len(files) > FILES_MAX:
@@ -70,7 +70,7 @@ def _check(name: str, files: Sequence[Far]) -> None:
             raise SourceError(f"{name}: {file.path!r} is not a valid path")
 
 
-def _fetch_all(name: str, files: Sequence[Far], read: Read, draft: Path, progress: Progress) -> None:
+def _fetch_all(name: str, files: Sequence[RemoteFile], read: Read, draft: Path, progress: Progress) -> None:
     total, done = sum(file.size_bytes for file in files), 0
     free = shutil.disk_usage(draft.parent).free
     there = sum(each.stat().st_size for each in draft.rglob("*") if each.is_file()) if draft.is_dir() else 0
@@ -88,7 +88,7 @@ def _tell(progress: Progress, stage: str, before: int, total: int, done: int) ->
     progress(stage, before + done, total)
 
 
-def _fetch(name: str, file: Far, read: Read, path: Path, fetched: Callable[[int], None]) -> None:
+def _fetch(name: str, file: RemoteFile, read: Read, path: Path, fetched: Callable[[int], None]) -> None:
     part = path.with_name(f"{path.name}{PART}")
     with part.open("ab") as target:
         have = target.tell()

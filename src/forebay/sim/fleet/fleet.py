@@ -12,7 +12,7 @@ from typing import Final
 
 from forebay.core.scaling.values import Reading
 from forebay.sim.fleet.response import STEPS, Answer, Response
-from forebay.sim.fleet.values import CALM, Load, Sizer, Story, Weather
+from forebay.sim.fleet.values import CALM, FleetFaults, FleetResult, Load, Sizer
 
 QUEUE_S: Final = 60.0
 """As `queue_timeout_s` of the cluster file."""
@@ -29,8 +29,8 @@ class Fleet:
     """One model's replicas under one load; without a sizer their number is constant."""
 
     __slots__ = (
-        "_answer", "_load", "_part", "_pending", "_queue", "_ready", "_response", "_rng", "_sizer", "_slow_s",
-        "_start_s", "_starts_s", "_story", "_usage", "_wait_s", "_wanted", "_way", "_weather", "_work",
+        "_answer", "_faults", "_load", "_part", "_pending", "_queue", "_ready", "_response", "_result", "_rng",
+        "_sizer", "_slow_s", "_start_s", "_starts_s", "_usage", "_wait_s", "_wanted", "_way", "_work",
     )  # fmt: skip
 
     def __init__(
@@ -42,13 +42,13 @@ class Fleet:
         start_s: float,
         begin: int = 1,
         seed: int = 0,
-        weather: Weather = CALM,
+        faults: FleetFaults = CALM,
     ) -> None:
         self._load = load
         self._response = response
         self._sizer = sizer
         self._rng = Random(seed)  # noqa: S311 - chance that can be repeated
-        self._weather = weather
+        self._faults = faults
         self._start_s = start_s
         self._starts_s = [start_s] * STARTS_KEPT
         """Durations of the last starts."""
@@ -67,13 +67,13 @@ class Fleet:
         self._wait_s = 0.0
         self._way = 0
         self._answer: Answer = response.answer(max(1, begin), 0.0)
-        self._story = Story()
+        self._result = FleetResult()
 
-    def run(self) -> Story:
+    def run(self) -> FleetResult:
         """Run all ticks."""
-        load, story, response = self._load, self._story, self._response
+        load, result, response = self._load, self._result, self._response
         tick_s = load.tick_s
-        failures, outages, sizer = deque(self._weather.failures_s), self._weather.outages, self._sizer
+        failures, outages, sizer = deque(self._faults.failures_s), self._faults.outages, self._sizer
         rows = zip(load.arrivals, load.prompt_tokens, load.output_tokens, strict=True)
         for at, (arrivals, prompt_tokens, output_tokens) in enumerate(rows):
             now = at * tick_s
@@ -81,24 +81,24 @@ class Fleet:
             while failures and failures[0] <= now:
                 failures.popleft()
                 self._fail(now)
-            story.arrivals += arrivals
+            result.arrivals += arrivals
             work = prompt_tokens * response.prompt_token + output_tokens * response.output_token
             waited = len(self._queue) > 0
             self._queue.append([now, arrivals, work])
             self._work += work
-            late = story.late
+            late = result.late
             served, refused = self._serve(now, tick_s, waited)
-            late = story.late - late
-            story.replica_s += (self._ready + len(self._pending)) * tick_s
-            story.ready.append(self._ready)
+            late = result.late - late
+            result.replica_s += (self._ready + len(self._pending)) * tick_s
+            result.ready.append(self._ready)
             if sizer is None:
                 continue
             reading = self._reading(now + tick_s, (arrivals, prompt_tokens, output_tokens), served, late, refused)
             known = not any(begin <= now < end for begin, end in outages)
             self._resize(sizer.size(reading if known else None, reading.at, self._wanted), now + tick_s)
-            story.wanted.append(self._wanted)
-        story.open = sum([each[1] for each in self._queue])
-        return story
+            result.wanted.append(self._wanted)
+        result.open = sum([each[1] for each in self._queue])
+        return result
 
     # --- replicas
 
@@ -116,7 +116,7 @@ class Fleet:
     def _order(self, now: float) -> None:
         took_s = self._start_s * self._rng.lognormvariate(0.0, SPREAD)
         self._pending.append((now + took_s, took_s))
-        self._story.started += 1
+        self._result.started += 1
 
     def _fail(self, now: float) -> None:
         if self._ready:
@@ -129,9 +129,9 @@ class Fleet:
         if not change:
             return
         way = 1 if change > 0 else -1
-        story = self._story
+        result = self._result
         if way == -self._way:
-            story.turns.append(now)
+            result.turns.append(now)
         self._way, self._wanted = way, wanted
         for _ in range(change):
             self._order(now)
@@ -145,7 +145,7 @@ class Fleet:
 
     def _serve(self, now: float, tick_s: float, waited: bool) -> tuple[float, float]:
         """Serve what fits in a tick; returns how many were answered and rejected."""
-        story, queue, response, ready = self._story, self._queue, self._response, self._ready
+        result, queue, response, ready = self._result, self._queue, self._response, self._ready
         speed = ready * response.requests_per_s
         most = speed * tick_s
         usage = min(1.0, self._work / most) if most else 1.0
@@ -174,11 +174,11 @@ class Fleet:
             refused += requests
             self._work = max(0.0, self._work - work)
         self._wait_s = wait_s
-        story.good += good
-        story.late += served - good
-        story.refused += refused
+        result.good += good
+        result.late += served - good
+        result.refused += refused
         ended = served + refused
-        story.shares.append(good / ended if ended else 1.0)
+        result.shares.append(good / ended if ended else 1.0)
         return served, refused
 
     def _reading(

@@ -45,14 +45,14 @@ SLOW: Final = 1.2
 """90th percentile of start times, relative to the median."""
 
 
-class Wish(NamedTuple):
+class SizingSpec(NamedTuple):
     """A name and its optional number: `hpa@16` keeps 16, `static@6` are six replicas."""
 
     name: str
     number: float | None = None
 
 
-def read(text: str) -> Wish:
+def parse_sizing(text: str) -> SizingSpec:
     """Parse a sizing. Raises ValueError, which says what is allowed."""
     name, at, number = text.partition("@")
     if name not in NAMES or (at and name not in (STATIC, *HELD)):
@@ -61,7 +61,7 @@ def read(text: str) -> Wish:
         ]
         raise ValueError(", ".join(shown))
     if not at:
-        return Wish(name)
+        return SizingSpec(name)
     try:
         value = float(number)
     except ValueError:
@@ -71,15 +71,15 @@ def read(text: str) -> Wish:
         raise ValueError(
             f"{name}@N with 1 to {REPLICAS_MAX}" if name == STATIC else f"{name}@TARGET with more than 0"
         )
-    return Wish(name, value)
+    return SizingSpec(name, value)
 
 
-def scale_of(cluster: SimCluster, wish: Wish) -> Scale:
+def scale_of(cluster: SimCluster, spec: SizingSpec) -> Scale:
     """The scaling of a cluster by one of the product's policies."""
     settings = cluster.scale or USUAL
-    if wish.name != settings.policy or wish.number is not None:
-        target = settings.target if wish.number is None else wish.number
-        settings = settings.model_copy(update={"policy": Policy(wish.name), "target": target})
+    if spec.name != settings.policy or spec.number is not None:
+        target = settings.target if spec.number is None else spec.number
+        settings = settings.model_copy(update={"policy": Policy(spec.name), "target": target})
     return settings.value(cluster.slo.ttft_s, cluster.slo.tpot_s)
 
 
@@ -92,10 +92,10 @@ def cold_start_s(cluster: SimCluster) -> float:
 
 def sizing(text: str, cluster: SimCluster, workload: Workload) -> Sizing:
     """The sizing for a replay. Plans take a minute, plus a fluid replay of the load."""
-    wish, took_s = read(text), cold_start_s(cluster)
-    match wish.name:
+    spec, took_s = parse_sizing(text), cold_start_s(cluster)
+    match spec.name:
         case "static":
-            return Sizing(cluster.replicas if wish.number is None else int(wish.number))
+            return Sizing(cluster.replicas if spec.number is None else int(spec.number))
         case "peak":
             load, replicas = planned(cluster, workload)
             fewest = peak(load, replicas, cluster.replicas)
@@ -111,7 +111,7 @@ def sizing(text: str, cluster: SimCluster, workload: Workload) -> Sizing:
 
             return _tried(grown, cluster, workload)
         case _:
-            scale = scale_of(cluster, wish)
+            scale = scale_of(cluster, spec)
             begin = min(max(cluster.replicas, scale.min), scale.max)
             least = min([scale.min, *(hours.min for hours in scale.schedule if hours.min is not None)])
             return Sizing(begin, Scaler(scale), took_s, on_demand=least == 0)

@@ -26,7 +26,7 @@ class Sizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class FleetFaults:
     """Faults of a fleet."""
 
     outages: tuple[tuple[float, float], ...] = ()
@@ -35,11 +35,11 @@ class Weather:
     """Times at which a ready replica dies; another one is started in its place."""
 
 
-CALM: Final = Weather()
+CALM: Final = FleetFaults()
 
 
 @dataclass(slots=True)
-class Story:
+class FleetResult:
     """The results. Requests are fractional: a fleet handles shares of a tick's arrivals."""
 
     arrivals: float = 0.0

@@ -198,9 +198,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
-        self._end(Ending.ERROR if self._asked is not None and self._asked.code else Ending.CUT, self._told())
+        self._end(Ending.ERROR if self._asked is not None and self._asked.code else Ending.CUT, self._error_code())
 
-    def _told(self) -> str:
+    def _error_code(self) -> str:
         return self._asked.code if self._asked is not None else ""
 
     # --- the parser

@@ -13,7 +13,7 @@ from forebay.control.scaling.reading import Look, make_reading
 from forebay.control.scaling.starts import Taken, cold_start_s, with_start
 from forebay.core.cluster import Slo
 from forebay.core.model import LoadReport, ReplicaState
-from forebay.core.pressure import Pressed, since, total
+from forebay.core.pressure import TrafficCounters, difference, sum_over_gateways
 from forebay.core.reconcile import SlotState, State, UnitKey
 from forebay.core.scaling.values import Reading
 from forebay.gateway.pressure.counting import pressure
@@ -99,7 +99,7 @@ class Changing:
         self._ready = [_Member(house.join(at), at, 0.0, 0.0) for at in range(sizing.begin)]
         self._coming: list[_Start] = []
         self._going: list[_Member] = []
-        self._before: list[Pressed] = []
+        self._before: list[TrafficCounters] = []
         """By gateway, its counters at the last reading."""
         self._looked_at = 0.0
         self._started = 0
@@ -186,7 +186,7 @@ class Changing:
 
     def _collected(self, gates: Sequence[Gate], since_s: float) -> Collected:
         seen = [pressure(gate.scheduler, gate.metrics).models[MODEL] for gate in gates]
-        before = self._before or [Pressed()] * len(seen)
+        before = self._before or [TrafficCounters()] * len(seen)
         self._before = seen
-        grown = [since(earlier, each) for earlier, each in zip(before, seen, strict=True)]
-        return Collected(since_s, {MODEL: total(grown)})
+        grown = [difference(earlier, each) for earlier, each in zip(before, seen, strict=True)]
+        return Collected(since_s, {MODEL: sum_over_gateways(grown)})

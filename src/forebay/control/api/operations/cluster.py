@@ -41,7 +41,7 @@ async def metrics(call: AdminCall) -> Response:
     """Prometheus text format. The leadership is looked up here, as a lease may end between two rounds."""
     services = call.services
     leading = services.control.leading
-    leader = leading.told if leading is not None else None
+    leader = leading.status if leading is not None else None
     services.metrics.gauge("control_leader").set(leading is None or not leading.why_not())
     services.metrics.gauge("control_epoch").set(leader.epoch if leader is not None else 0)
     return Response(services.metrics.render(), headers={"content-type": CONTENT_TYPE.decode()})

@@ -21,7 +21,7 @@ T = TypeVar("T")
 async def keys(call: AdminCall) -> documents.KeyDocuments:
     """All keys, without their secrets."""
     ring, now = _ring(call), wall_s()
-    found = await _quietly(call, ring.all)
+    found = await _run(call, ring.all)
     return documents.KeyDocuments(tuple(documents.key(record, now) for record in found))
 
 
@@ -67,7 +67,7 @@ def _ring(call: AdminCall) -> KeyRing:
     return ring()
 
 
-async def _quietly(call: AdminCall, work: Callable[[], T]) -> T:
+async def _run(call: AdminCall, work: Callable[[], T]) -> T:
     try:
         return await call.services.threads(work)
     except KeyRefused as error:
@@ -81,7 +81,7 @@ async def _with_store(call: AdminCall, work: Callable[[Store], T]) -> T:
         with call.services.catalogue.store() as store:
             return work(store)
 
-    return await _quietly(call, in_turn)
+    return await _run(call, in_turn)
 
 
 def _note(store: Store, call: AdminCall, kind: str, why: str, record: KeyRecord, **more: str) -> None:

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from forebay.store.database import Store
 
 
-class Opening:
-    """Opens a store once. `there`: whether it exists yet, so that reading does not create it.
+class LazyStore:
+    """Opens a store once. `exists`: whether it exists yet, so that reading does not create it.
 
     Thread-safe.
     """
 
-    def __init__(self, open_store: Callable[[], Store], there: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, open_store: Callable[[], Store], exists: Callable[[], bool] = lambda: True) -> None:
         self._open = open_store
-        self._there = there
+        self._exists = exists
         self._opened: Store | None = None
         self._lock = threading.Lock()
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """Whether anything can have been written."""
-        return self._opened is not None or self._there()
+        return self._opened is not None or self._exists()
 
     def store(self) -> Store:
         """The store. Raises `StoreError`."""
