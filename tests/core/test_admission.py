@@ -114,7 +114,7 @@ def test_idle_tenant_earns_no_credit(waited: bool) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=1, max_size=200))
-def test_no_tenant_that_waits_is_ever_more_than_two_requests_behind_another(work: list[tuple[str, int]]) -> None:
+def test_waiting_tenants_differ_by_at_most_two_requests_of_service(work: list[tuple[str, int]]) -> None:
     """The bound of the paper: while both wait, what two tenants were served differs by twice the largest request."""
     tickets = {f"{tenant}{n}": Ticket(tenant=tenant, work_tokens=tokens) for n, (tenant, tokens) in enumerate(work)}
     left = Counter(tenant for tenant, _ in work)
@@ -129,7 +129,7 @@ def test_no_tenant_that_waits_is_ever_more_than_two_requests_behind_another(work
         assert not behind or max(behind) - min(behind) <= 2 * 50
 
 
-def test_bands_count_tokens_for_themselves() -> None:
+def test_token_counters_are_separate_for_each_band() -> None:
     waiting = room()
     waiting.served(Ticket(BATCH, "a", 1e6))
     enter(waiting, ("b", Ticket(tenant="b")), ("a", Ticket(tenant="a")))
@@ -241,7 +241,7 @@ def test_strict_priority_starves_no_band(band: Band, above: Band, every_s: int) 
         st.tuples(st.sampled_from(["i", "d", "b", "go"]), st.sampled_from("xyz"), st.integers(1, 9)), max_size=60
     )
 )
-def test_lower_bands_change_nothing_for_interactive_requests(steps: list[tuple[str, str, int]]) -> None:
+def test_interactive_order_is_independent_of_lower_bands(steps: list[tuple[str, str, int]]) -> None:
     """The same requests with and without the lower ones, until one of these is old enough to rise."""
     bands = {"i": INTERACTIVE, "d": DEFAULT, "b": BATCH}
     alone, mixed = room(5), room(5)
@@ -310,7 +310,7 @@ YIELD: dict[str, tuple[list[Attempt], int | None]] = {
 
 
 @pytest.mark.parametrize("case", YIELD)
-def test_the_request_that_an_interactive_one_preempts(case: str) -> None:
+def test_interactive_request_preempts_the_newest_of_the_lowest_band(case: str) -> None:
     running, index = YIELD[case]
     assert preempt(running, INTERACTIVE) is (None if index is None else running[index])
 

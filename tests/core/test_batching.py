@@ -50,20 +50,20 @@ def test_item_without_a_delay_is_batched_immediately() -> None:
     assert waiting.poll(5.0) == Batch(("a",), 10)
 
 
-def test_a_full_batch_goes_at_once_and_the_rest_waits_its_own_time() -> None:
+def test_full_batch_runs_at_once_and_the_rest_waits_its_own_delay() -> None:
     waiting = batcher()
     offer(waiting, *((name, 10, 5.0 + at / 10) for at, name in enumerate("abcde")))
     assert waiting.poll(5.4) == Batch(tuple("abcd"), 10)
     assert waiting.poll(5.4) == WaitUntil(6.4)
 
 
-def test_a_batch_that_is_due_takes_the_younger_items_of_its_bucket_along() -> None:
+def test_due_batch_includes_younger_items_of_its_bucket() -> None:
     waiting = batcher()
     offer(waiting, ("a", 9, 0.0), ("b", 12, 0.9))
     assert waiting.poll(1.0) == Batch(("a", "b"), 12)
 
 
-def test_lengths_that_differ_much_do_not_run_together() -> None:
+def test_items_of_very_different_length_are_not_batched_together() -> None:
     waiting = batcher(max_delay_s=0.0)
     offer(waiting, ("long", 400, 0.0), ("short", 5, 0.1), ("long too", 390, 0.2))
     assert waiting.poll(1.0) == Batch(("long", "long too"), 400)
@@ -80,7 +80,7 @@ def test_a_full_bucket_does_not_overtake_an_older_item_that_is_due() -> None:
     assert waiting.poll(1.0) == Batch(("old",), 400)
 
 
-def test_a_batch_of_long_items_is_smaller() -> None:
+def test_batch_of_long_items_is_limited_by_padded_length() -> None:
     waiting = batcher(padded_length_max=1024, max_delay_s=9.0)
     offer(waiting, *((name, 500, 0.0) for name in "abc"))
     first = waiting.poll(0.0)
@@ -89,7 +89,7 @@ def test_a_batch_of_long_items_is_smaller() -> None:
     assert len(first.ids) < 3
 
 
-def test_a_full_queue_refuses_and_takes_again_after_a_cancel() -> None:
+def test_full_batch_queue_refuses_items_until_one_is_cancelled() -> None:
     waiting = batcher(queue_max=2)
     offer(waiting, ("a", 10, 0.0), ("b", 10, 0.0))
     assert not waiting.offer("c", 10, 0.0)

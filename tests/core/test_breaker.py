@@ -57,7 +57,7 @@ def test_a_breaker_opens_after_failures_in_a_row_or_for_a_large_share_of_them(ou
 
 
 @given(st.lists(st.sampled_from("onf"), max_size=40))
-def test_leaving_the_neutral_outcomes_out_changes_nothing(outcomes: list[str]) -> None:
+def test_neutral_outcomes_do_not_affect_a_breaker(outcomes: list[str]) -> None:
     with_them, without = Breaker(LIMITS), Breaker(LIMITS)
     for letter in outcomes:
         after(letter, with_them)
@@ -66,7 +66,7 @@ def test_leaving_the_neutral_outcomes_out_changes_nothing(outcomes: list[str]) -
         assert (with_them.state, with_them.why) == (without.state, without.why)
 
 
-def test_an_open_breaker_lets_a_few_probes_through_when_its_time_is_over() -> None:
+def test_open_breaker_admits_a_few_probes_after_its_open_time() -> None:
     breaker = after("fff")
     assert not breaker.admits(4.9)
     assert breaker.admits(5.0)
@@ -86,7 +86,7 @@ def test_neutral_probes_never_close_a_breaker() -> None:
     assert (breaker.state, breaker.probes) == (State.HALF_OPEN, 0)
 
 
-def test_each_relapse_doubles_the_time_up_to_a_limit_until_it_was_well_for_that_long() -> None:
+def test_open_time_doubles_with_each_relapse_up_to_a_limit() -> None:
     breaker, now = after("fff"), 0.0
     for open_s in (5.0, 10.0, 15.0, 15.0):
         assert not breaker.admits(now + open_s - 0.1)
@@ -120,13 +120,13 @@ def test_attempts_from_before_the_last_transition_are_ignored() -> None:
     assert breaker.state is State.CLOSED
 
 
-def test_an_attempt_in_spite_of_an_open_breaker_counts_nowhere() -> None:
+def test_attempt_through_an_open_breaker_is_not_counted() -> None:
     breaker = after("oof", after("fff"), 1.0)
     assert (breaker.state, breaker.probes) == (State.OPEN, 0)
     assert breaker.admits(5.0)
 
 
-def test_every_event_of_the_table_leads_to_another_state() -> None:
+def test_every_breaker_event_changes_the_state() -> None:
     assert all(state is not to for (state, _), to in NEXT.items())
     assert {event for _, event in NEXT} == set(Event)
     assert {state for state, _ in NEXT} == set(State)
@@ -136,7 +136,7 @@ STEPS = st.tuples(st.sampled_from(["begin", "o", "n", "f", "wait"]), st.integers
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_probes_are_never_more_than_allowed_and_all_come_back(steps: list[tuple[str, int]]) -> None:
+def test_probes_in_flight_are_bounded_and_all_end(steps: list[tuple[str, int]]) -> None:
     breaker, now = Breaker(LIMITS), 0.0
     marks: list[int] = []
     for what, number in steps:
@@ -159,7 +159,7 @@ def test_probes_are_never_more_than_allowed_and_all_come_back(steps: list[tuple[
 # --- slow start and brown-out
 
 
-def test_a_replica_that_comes_back_starts_slowly() -> None:
+def test_recovered_replica_has_a_slow_start() -> None:
     breaker = Breaker(LIMITS)
     assert breaker.handicap(0.0) == 1.0
     breaker.ready(100.0)
@@ -208,7 +208,7 @@ def test_a_slow_replica_gets_a_handicap_and_loses_it_with_hysteresis() -> None:
 
 
 @pytest.mark.parametrize(("pace_s", "active"), [(0.1, True), (0.059, False), (0.02, False)])
-def test_a_low_pace_is_a_brown_out_however_soon_the_answers_begin(pace_s: float, active: bool) -> None:
+def test_slow_decoding_is_a_brown_out_despite_a_fast_first_token(pace_s: float, active: bool) -> None:
     slow, quick = pool = [Breaker(LIMITS), Breaker(LIMITS)]
     for now in (0.0, 5.0):
         for breaker, seconds in ((slow, pace_s), (quick, 0.02)):
@@ -220,7 +220,7 @@ def test_a_low_pace_is_a_brown_out_however_soon_the_answers_begin(pace_s: float,
     assert judged(pool, 41.0) == [False, False], "what is long past tells nothing"
 
 
-def test_a_moment_of_slowness_is_no_brown_out() -> None:
+def test_brief_slowness_is_not_a_brown_out() -> None:
     slow, quick = pool = [Breaker(LIMITS), Breaker(LIMITS)]
     for now in range(0, 200, 40):
         noted(slow, 9.0 if now % 80 else 0.2, now)
@@ -238,7 +238,7 @@ def test_a_moment_of_slowness_is_no_brown_out() -> None:
         ([[1.0, 1.0, 2.0, 8.0, 9.0], [3.0] * 5, [9.0] * 5], 3.0),
     ],
 )
-def test_the_pool_is_the_median_of_the_replicas_of_which_enough_is_known(
+def test_pool_reference_is_the_median_of_replicas_with_enough_samples(
     ttfts_s: list[list[float]], pool_s: float | None
 ) -> None:
     pool = [BrownOut() for _ in ttfts_s]
@@ -257,7 +257,7 @@ def test_a_replica_slower_by_a_few_milliseconds_is_not_slow() -> None:
         assert judged(pool, now) == [False, False]
 
 
-def test_streams_that_stall_count_as_much_and_silence_gives_another_chance() -> None:
+def test_stalled_streams_cause_a_brown_out_and_silence_ends_it() -> None:
     (breaker,) = pool = [Breaker(LIMITS)]
     breaker.brown_out.note_stall(0.0)
     breaker.brown_out.note_stall(1.0)

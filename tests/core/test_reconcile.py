@@ -28,7 +28,7 @@ def whys(verdicts: list[Verdict]) -> str:
     return " | ".join(move.why for verdict in verdicts for move in verdict.moves)
 
 
-def test_from_nothing_gateways_start_first_and_then_the_first_replica_of_every_model() -> None:
+def test_empty_cluster_starts_gateways_and_then_the_first_replica_of_every_model() -> None:
     world = World([replica("chat", 0), replica("chat", 1), replica("embed", 0), gateway()])
 
     placed = [a.slot.id for a in world.turn().actions if isinstance(a, Place)]
@@ -69,7 +69,7 @@ def test_a_dead_replica_is_replaced_at_once_with_a_new_generation() -> None:
     assert ("chat-0", 1) not in world.units
 
 
-def test_a_crash_loop_waits_longer_each_time_and_no_longer_than_the_maximum() -> None:
+def test_crash_loop_backs_off_up_to_the_maximum() -> None:
     world = World([replica("chat")], dies_at_once=True)
 
     verdicts = world.run(200)
@@ -98,7 +98,7 @@ def test_a_start_that_is_refused_counts_as_a_failure_and_backs_off() -> None:
 
 
 @pytest.mark.parametrize(("ready_s", "failures"), [(10, 2), (61, 1)])
-def test_a_stable_time_ends_a_series_of_crashes(ready_s: float, failures: int) -> None:
+def test_stable_time_resets_the_crash_back_off(ready_s: float, failures: int) -> None:
     world = World([replica("chat")])
     world.run(5)
     world.kill("chat-0")
@@ -124,7 +124,7 @@ def test_a_hung_replica_is_degraded_soon_then_killed_and_replaced() -> None:
     assert "no answer for 10 s" in whys(verdicts)
 
 
-def test_a_replica_that_says_that_its_engine_stands_still_is_degraded_and_the_reason_told() -> None:
+def test_replica_reporting_a_stalled_engine_is_degraded_with_the_reason() -> None:
     world = ready_world()
     world.units["chat-0", 1].stalled_s = 7.0
 
@@ -134,7 +134,7 @@ def test_a_replica_that_says_that_its_engine_stands_still_is_degraded_and_the_re
     assert "its engine has been unresponsive for 7 s" in whys(verdicts)
 
 
-def test_the_last_words_of_a_hung_replica_are_those_it_had_when_it_was_killed() -> None:
+def test_hung_replica_keeps_its_last_log_lines_when_killed() -> None:
     world = ready_world()
     world.units["chat-0", 1].hangs = True
 
@@ -143,7 +143,7 @@ def test_the_last_words_of_a_hung_replica_are_those_it_had_when_it_was_killed() 
     assert {s.id: s for s in world.state.slots}["chat-0"].last_words == "ouch"
 
 
-def test_what_is_left_of_a_dead_replica_is_kept_until_its_successor_starts() -> None:
+def test_record_of_a_dead_replica_is_kept_until_its_successor_starts() -> None:
     world = World([replica("chat")], dies_at_once=True)
     world.run(1)
     assert world.slot("chat-0") is ReplicaState.QUARANTINED
@@ -198,7 +198,7 @@ def test_a_replica_that_never_gets_ready_is_replaced_after_its_load_timeout() ->
     assert "was not ready within 20 s" in whys(verdicts)
 
 
-def test_a_replica_that_something_else_asked_to_stop_may_finish_and_is_then_replaced() -> None:
+def test_externally_stopped_replica_drains_and_is_then_replaced() -> None:
     world = ready_world()
     world.units["chat-0", 1].asked_at = world.now
     world.units["chat-0", 1].drains_s = 3
@@ -211,7 +211,7 @@ def test_a_replica_that_something_else_asked_to_stop_may_finish_and_is_then_repl
     assert world.slot("chat-0") is READY
 
 
-def test_a_replica_that_something_else_asked_to_stop_and_that_does_not_end_is_killed() -> None:
+def test_externally_stopped_replica_that_does_not_end_is_killed() -> None:
     world = ready_world()
     world.units["chat-0", 1].asked_at = world.now
     world.units["chat-0", 1].drains_s = 1e9
@@ -222,7 +222,7 @@ def test_a_replica_that_something_else_asked_to_stop_and_that_does_not_end_is_ki
     assert world.live("chat-0") == [2]
 
 
-def test_what_runs_already_is_adopted_and_counts_no_restart() -> None:
+def test_running_units_are_adopted_without_counting_a_restart() -> None:
     world = ready_world()
     world.state = type(world.state)()
 
@@ -234,7 +234,7 @@ def test_what_runs_already_is_adopted_and_counts_no_restart() -> None:
     assert {s.restarts for s in world.state.slots} == {0}
 
 
-def test_dead_units_of_an_earlier_control_give_their_generation_and_no_back_off() -> None:
+def test_dead_units_found_at_the_start_set_the_generation_but_no_back_off() -> None:
     world = World([replica("chat")])
     world.add(world.wanted[0], 7)
     world.kill("chat-0", 7)
@@ -312,7 +312,7 @@ def test_the_successor_of_an_outdated_gateway_starts_while_it_drains() -> None:
     assert world.live("gateway-0") == [2]
 
 
-def test_what_does_not_drain_in_time_is_killed() -> None:
+def test_unit_that_does_not_drain_in_time_is_killed() -> None:
     world = ready_world()
     world.units["embed-0", 1].drains_s = 1e9
     world.wanted = world.wanted[:3]
@@ -325,7 +325,7 @@ def test_what_does_not_drain_in_time_is_killed() -> None:
     assert not [k for k in world.units if k[0] == "embed-0"]
 
 
-def test_a_cap_on_grace_kills_what_already_drains() -> None:
+def test_lowered_grace_limit_kills_draining_units() -> None:
     world = ready_world()
     for unit in world.units.values():
         unit.drains_s = 1e9

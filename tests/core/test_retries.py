@@ -17,7 +17,7 @@ def test_idle_gateway_has_a_minimum_of_retries() -> None:
     assert allowed(budget, 10.0) == 30
 
 
-def test_traffic_buys_retries_for_ten_seconds() -> None:
+def test_retry_budget_is_a_share_of_ten_seconds_of_traffic() -> None:
     budget = RetryBudget()
     for n in range(1000):
         budget.request(n / 1000)
@@ -41,7 +41,9 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, share=st.sampled_from([0.0, 0.1, 0.2, 1.0]), floor_per_s=st.sampled_from([0.0, 0.5, 3.0]))
-def test_there_is_never_a_retry_storm(steps: list[tuple[int, bool, int]], share: float, floor_per_s: float) -> None:
+def test_retries_never_exceed_their_share_of_traffic(
+    steps: list[tuple[int, bool, int]], share: float, floor_per_s: float
+) -> None:
     """Over any stretch of time, retries are within the share of its requests and those just before, and the floor."""
     budget, now = RetryBudget(share, floor_per_s), 0.0
     events: list[tuple[float, int, int]] = []

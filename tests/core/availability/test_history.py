@@ -59,7 +59,7 @@ def test_adjacent_unobserved_hours_are_one_gap() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, GAP_S_MIN - 1, GAP_S_MIN])
-def test_an_hour_that_has_just_begun_or_is_about_to_end_belongs_to_the_gap_beside_it(seconds: float) -> None:
+def test_partly_observed_hour_extends_the_adjacent_gap(seconds: float) -> None:
     hour = float(HOUR_S)
     assert list(gaps({}, hour - seconds, 2 * hour)) == [Gap(hour - seconds, 2 * hour, hour + seconds)]
     assert list(gaps({}, 0.0, hour + seconds)) == [Gap(0.0, hour + seconds, hour + seconds)]

@@ -84,7 +84,7 @@ def _short_of_time(rng: Random, failing: FailureTimes, fleet: tuple[int, int], s
     return short
 
 
-def test_the_ends_of_the_scale() -> None:
+def test_availability_of_zero_replicas_and_of_always_or_never_available_ones() -> None:
     assert enough_share(3, 0, 1.0) == enough_share(0, 0, 0.3) == 1.0
     assert enough_share(3, 5, 0.0) == 0.0
     assert spares_needed(100, 0.2, 0.999) is None
@@ -103,5 +103,5 @@ def test_prior_is_replaced_by_observations() -> None:
 
 
 @pytest.mark.parametrize(("failures", "at_most"), [(0, 2.996), (1, 4.744), (3, 7.754), (10, 16.96)])
-def test_the_bound_is_the_one_of_the_tables_and_the_rule_of_three(failures: int, at_most: float) -> None:
+def test_mtbf_lower_bound_equals_published_tables_and_the_rule_of_three(failures: int, at_most: float) -> None:
     assert isclose(mtbf_at_least_s(LifetimeSums(1000.0, failures)), 1000 / at_most, rel_tol=1e-3)

@@ -77,7 +77,7 @@ def test_embeddings_must_agree_more_closely_than_texts() -> None:
     assert drops == [0.3, 0.05, 0.2, 0.2]
 
 
-def test_promotion_waits_for_the_latency_only_where_there_are_no_tokens() -> None:
+def test_latency_is_required_for_promotion_only_of_tasks_without_token_times() -> None:
     assert not metric(rules_of(Task.CHAT, PLAIN, Kind.CANARY), "latency").required
     assert metric(rules_of(Task.EMBED, PLAIN, Kind.CANARY), "latency").required
 
@@ -133,7 +133,7 @@ samples = st.builds(
 
 @settings(max_examples=25)
 @given(st.lists(samples, max_size=20), st.sampled_from(Task), st.sampled_from(Kind))
-def test_nothing_that_samples_say_is_ignored(drawn: list[Sample], task: Task, kind: Kind) -> None:
+def test_every_observation_of_a_sample_is_valid_for_its_rules(drawn: list[Sample], task: Task, kind: Kind) -> None:
     rules = rules_of(task, ALL, kind)
     found = observations(drawn, rules)
     assert observe(rules, begin(rules), found).ignored == 0
@@ -172,7 +172,7 @@ def test_plan_with_too_little_traffic_is_rejected_with_its_assumptions() -> None
     assert undecided(rules, COURSES[Kind.CANARY], Pace(100.0), None) is None
 
 
-def test_without_traffic_there_is_nothing_to_compare() -> None:
+def test_plan_without_traffic_is_rejected() -> None:
     rules = rules_of(Task.CHAT, PLAIN, Kind.CANARY)
     why = undecided(rules, COURSES[Kind.CANARY], Pace(0.0), None)
     assert why is not None
@@ -180,11 +180,11 @@ def test_without_traffic_there_is_nothing_to_compare() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.BLUE_GREEN, Kind.SHADOW, Kind.AB])
-def test_only_a_canary_needs_a_plan_that_decides(kind: Kind) -> None:
+def test_only_canary_plans_must_be_able_to_reach_a_verdict(kind: Kind) -> None:
     assert undecided(rules_of(Task.CHAT, ALL, kind), COURSES[kind], Pace(0.0), None) is None
 
 
-def test_golden_set_has_its_own_pace() -> None:
+def test_golden_set_evidence_grows_at_the_rate_of_its_cases() -> None:
     rules = rules_of(Task.CHAT, ALL, Kind.CANARY)
     slow = undecided(rules, COURSES[Kind.CANARY], Pace(100.0, 0.001), None)
     assert slow is not None
@@ -230,7 +230,7 @@ def test_baselines_are_assumed_without_enough_observations(known: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finding", ["worse", "fine"])
-def test_a_golden_set_exactly_at_the_tolerance_is_hardly_ever_called_anything(finding: str) -> None:
+def test_golden_set_difference_equal_to_the_tolerance_rarely_gets_a_finding(finding: str) -> None:
     """Cases are drawn with replacement, and looked at after each; at most 5 % are promised, and 8 of 60 are rare."""
     rules = Rules((ALL.quality.value("quality"),))
     differences = [-1.0, *[0.0] * 19]  # one of twenty, 5 points

@@ -96,11 +96,11 @@ def test_unresolvable_or_invalid_schema_matches_nothing() -> None:
 
 
 @pytest.mark.parametrize(("text", "fine"), [("[1]", True), ("[1] and", False), ("NaN", False), ("\ud800", False)])
-def test_json_is_json(text: str, fine: bool) -> None:
+def test_is_json_accepts_exactly_valid_json(text: str, fine: bool) -> None:
     assert is_json(text) == fine
 
 
-def test_some_scorers_have_to_ask() -> None:
+def test_judge_and_similarity_scorers_need_another_model() -> None:
     for scorer in (Scorer.JUDGE, Scorer.SIMILARITY):
         assert score(case(scorer, reference="Paris is."), "Paris") is None
 
@@ -134,7 +134,7 @@ def test_incomparable_vectors_have_no_score() -> None:
         ([[1.0]], [[math.nan]], 0.0),
     ],
 )
-def test_vectors_of_the_same_texts_are_as_alike_as_their_directions(
+def test_similarity_of_vectors_is_their_mean_cosine(
     stable: list[list[float]], canary: list[list[float]], value: float
 ) -> None:
     assert alike(stable, canary) == value
@@ -153,7 +153,7 @@ def test_vectors_of_the_same_texts_are_as_alike_as_their_directions(
         ("", None),
     ],
 )
-def test_a_grade_is_one_number(reply: str, grade: float | None) -> None:
+def test_grade_is_read_from_a_reply_with_exactly_one_number(reply: str, grade: float | None) -> None:
     assert grade_of(reply) == grade
 
 
@@ -169,7 +169,7 @@ def test_a_grade_is_one_number(reply: str, grade: float | None) -> None:
         ("a better one", None),
     ],
 )
-def test_a_preference_is_one_name(reply: str, first: int | None) -> None:
+def test_preference_is_read_from_a_reply_that_names_one_answer(reply: str, first: int | None) -> None:
     assert preferred(reply) == first
 
 
@@ -181,7 +181,7 @@ def test_position_bias_of_a_judge_cancels_out() -> None:
     assert preference(None, 1) is preference(1, None) is None
 
 
-def test_judges_are_shown_what_they_judge() -> None:
+def test_judge_prompts_contain_question_reference_and_answers() -> None:
     asked = grading("Why?", "Because.", "So.")
     assert all(part in asked for part in ("Why?", "Because.", "So."))
     asked = comparing("Why?", "x" * 2 * TEXT_CHARS_MAX, "So.")
@@ -193,7 +193,7 @@ def test_judges_are_shown_what_they_judge() -> None:
     ("content", "question"),
     [("Why?", "Why?"), ([{"type": "text", "text": "Why"}, {"type": "image_url"}, 3], "Why\n"), (None, "")],
 )
-def test_the_question_is_the_text_of_the_last_message(content: object, question: str) -> None:
+def test_question_of_a_case_is_the_text_of_the_last_message(content: object, question: str) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": content}]
     found = golden_of(json.dumps({**GOOD, "request": {"messages": messages}}).encode())
     assert found.cases[0].question == question
@@ -244,7 +244,7 @@ def test_every_invalid_line_is_named_and_empty_ones_are_ignored() -> None:
     )
 
 
-def test_a_golden_set_has_limits() -> None:
+def test_golden_set_exceeding_its_limits_is_rejected() -> None:
     assert golden_of(b"").problems == ("no cases",)
     assert "are allowed" in golden_of(b" " * (GOLDEN_BYTES_MAX + 1)).problems[0]
     assert len(golden_of(b"x\n" * 2 * PROBLEMS_MAX).problems) == PROBLEMS_MAX

@@ -41,7 +41,7 @@ def examples(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_examples_of_the_page_are_right() -> None:
+def test_rollout_examples_in_the_documentation_are_valid() -> None:
     plan, file = examples("yaml")
     assert load_course(plan, "slow.yaml").steps[-1].share == 0.5
     assert load(file, "forebay.yaml").models[0].rollout.golden == GoldenSettings(file="golden.jsonl")
@@ -56,20 +56,20 @@ def problems(section: str) -> list[str]:
     return [f"{p.path.removeprefix('models[0].rollout.')}: {p.found}" for p in caught.value.problems]
 
 
-def test_defaults_are_the_courses_of_the_core() -> None:
+def test_default_plan_settings_equal_the_default_courses() -> None:
     assert RolloutSettings().course() == COURSES[Kind.CANARY]
     assert load_course("", "plan.yaml") == Course()
     for kind in Kind:
         assert RolloutSettings().course(kind) == COURSES[kind] == load_course(f"kind: {kind}", "plan.yaml")
 
 
-def test_a_plan_of_the_file_lends_its_times_to_other_kinds() -> None:
+def test_other_rollout_kinds_use_the_times_of_the_configured_plan() -> None:
     settings = rollout("{plan: {steps: [{share: 0.1, time_s: 60}], warm_up_s: 5, no_verdict: rollback}}")
     assert settings.course() == Course(steps=(Step(0.1, 60.0),), warm_up_s=5.0, hold=False)
     assert settings.course(Kind.AB) == Course(Kind.AB, COURSES[Kind.AB].steps, warm_up_s=5.0, hold=False)
 
 
-def test_a_document_in_json_is_a_plan_too() -> None:
+def test_plan_is_read_from_json() -> None:
     assert load_course('{"kind": "ab", "steps": [{"share": 0.5, "time_s": 9e4}]}', "plan").steps == (Step(0.5, 9e4),)
 
 
@@ -81,7 +81,7 @@ def test_tolerances_become_metrics() -> None:
     assert settings.length.value("length") == Time("length", 1.5, 0.0, both_ways=True, required=False)
 
 
-def test_all_problems_are_named_at_once() -> None:
+def test_all_plan_problems_are_reported_at_once() -> None:
     bad = "{plan: {kind: shadow, steps: [], warm_up_s: -1}, errors: {floor: 2}, judge: chat, similarity: large, x: 1}"
     assert problems(bad) == [
         'judge: "chat"',
@@ -109,7 +109,7 @@ def test_conflicting_plan_settings_are_named(plan: str, found: list[str]) -> Non
     assert [f"{p.path}: {p.found}" for p in caught.value.problems] == found
 
 
-def test_only_answers_in_words_can_be_judged() -> None:
+def test_judge_requires_a_task_with_text_answers() -> None:
     text = FILE.format(rollout="{}").replace(
         "  source: c", "  source: c\n  rollout: {golden: {file: g}, judge: chat}"
     )
@@ -124,7 +124,7 @@ def test_wrong_types_are_reported_once(section: str) -> None:
 
 
 @given(st.integers(1, 100_000), st.floats(1, 86_400))
-def test_a_golden_set_has_a_pace_with_a_limit(cases: int, every_s: float) -> None:
+def test_golden_set_rate_is_bounded_by_its_concurrency(cases: int, every_s: float) -> None:
     per_s = GoldenSettings(file="g", every_s=every_s).per_s(cases)
     assert 0 < per_s <= ROUND_CASES_MAX / every_s
 

@@ -50,7 +50,7 @@ def test_slots_are_never_shared_and_are_kept_when_possible(
 
 
 @given(INDICES, st.integers(0, 8), INDICES)
-def test_wanted_number_of_slots_is_held(held: set[int], several: int, taken: set[int]) -> None:
+def test_revision_holds_the_wanted_number_of_slots(held: set[int], several: int, taken: set[int]) -> None:
     found = resized(held, several, taken)
     assert len(found) == len(set(found)) == several
     assert not (set(found) - held) & taken
@@ -84,7 +84,7 @@ def test_no_published_share_exceeds_what_ready_replicas_carry(
     assert split.sticky is (Sticky.CALLER if kind is Kind.AB else Sticky.REQUEST)
 
 
-def test_a_step_that_compares_has_a_warm_up() -> None:
+def test_comparison_step_begins_with_a_warm_up() -> None:
     assert counts_from(rollout()) == 0.0
     assert counts_from(rollout(phase=Phase.COMPARING)) == 100.0 + Course().warm_up_s
 

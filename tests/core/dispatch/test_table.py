@@ -138,13 +138,13 @@ def test_model_with_rules_serves_requests_without_a_match() -> None:
     assert resolve(ruled, facts("big", prompt_tokens=6)) == Chosen("big", "the name asked for")
 
 
-def test_a_name_may_stand_for_models_of_several_tasks() -> None:
+def test_name_with_rules_serves_models_of_several_tasks() -> None:
     ruled = table(Rule("auto", "embed"), Rule("auto", "small"), Rule("auto", "gone"))
     assert resolve(ruled, facts(task=Task.EMBED)) == Chosen("embed", "routes[0]")
     assert resolve(ruled, facts(task=Task.CHAT)) == Chosen("small", "routes[1]")
 
 
-def test_the_table_knows_the_headers_that_rules_look_at() -> None:
+def test_dispatch_table_lists_the_headers_used_by_rules() -> None:
     ruled = table(
         Rule("a", "big", when=When(header="x-b")), Rule("b", "big", when=When(header="x-a")), Rule("c", "big")
     )

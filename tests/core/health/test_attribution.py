@@ -23,28 +23,28 @@ ALL = (GPU, OTHER, ONE, TWO)
         ("GPU-9", ()),
     ],
 )
-def test_an_error_of_a_gpu_hits_its_slices_and_one_of_a_slice_only_that(named: str, whom: tuple[str, ...]) -> None:
+def test_gpu_error_affects_all_its_slices_and_slice_error_only_the_slice(named: str, whom: tuple[str, ...]) -> None:
     assert devices_hit(named, ALL) == whom
 
 
-def test_a_slice_has_what_only_its_gpu_can_tell() -> None:
+def test_mig_slice_inherits_readings_of_its_gpu() -> None:
     seen = inherited(ONE, {"GPU-1": GPU})
     assert (seen.device, seen.lost, seen.temperature_c) == ("MIG-1", True, 80.0)
     assert inherited(GPU, {"GPU-1": GPU}) is GPU
 
 
-def test_an_address_is_the_same_however_it_is_written() -> None:
+def test_pci_address_is_recognised_in_every_notation() -> None:
     assert pci_of("PCI:0000:3b:00") == pci_of("00000000:3B:00.0") == (0, 0x3B, 0)
     assert pci_of("GPU-1") is None
     assert pci_of("1:2") is None
 
 
-def test_the_slowest_device_of_a_replica_decides() -> None:
+def test_weight_of_a_replica_is_that_of_its_slowest_device() -> None:
     assert lightest([]) == 1.0
     assert lightest([1.0, 0.4, 0.7]) == 0.4
 
 
-def test_a_source_without_what_it_reads_is_refused_and_the_rest_left_to_others() -> None:
+def test_device_source_without_its_input_is_a_conflict() -> None:
     paths = [
         [conflict.path for conflict in health_conflicts({"health": health})]
         for health in ({"source": "scripted"}, {"source": "dcgm"}, {"source": "auto"}, "auto")

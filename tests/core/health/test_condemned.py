@@ -23,7 +23,7 @@ def unit(slot: str, generation: int = 1) -> ObservedUnit:
     return ObservedUnit(slot, generation, Kind.REPLICA, WANTED[0].digest, 5.0, alive=True, pid=7, endpoint=HERE)
 
 
-def test_a_condemned_unit_is_killed_and_replaced_at_once_and_only_that() -> None:
+def test_only_condemned_units_are_killed_and_replaced_at_once() -> None:
     units = (unit("chat-0"), unit("chat-1"))
     answers = {each.key: Answered() for each in units}
     state, _ = decide(WANTED, State(), ClusterObservation(units, answers), 0.0, Rules())

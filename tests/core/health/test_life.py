@@ -61,7 +61,7 @@ def later(state: DeviceState, now: float, reading: DeviceReading | None = FINE) 
         (9999, Remedy.IGNORE, H.HEALTHY),
     ],
 )
-def test_an_xid_has_the_effect_of_its_class(xid: int, remedy: Remedy, after: Health) -> None:
+def test_xid_has_the_effect_of_its_class(xid: int, remedy: Remedy, after: Health) -> None:
     state, [effect] = step(NEW, None, [DeviceEvent(10.0, "g", xid)], 10.0, RULES)
 
     assert (state.state, effect.remedy, effect.after, effect.xid) == (after, remedy, after, xid)
@@ -94,13 +94,15 @@ def test_recovery_action_in_the_driver_message_applies(text: str, remedy: Remedy
         ((43, 44, 63, 92, 93, 121, 137, 157), Remedy.IGNORE),
     ],
 )
-def test_what_the_catalogue_asks_for_at_once_is_done(numbers: tuple[int, ...], remedy: Remedy) -> None:
+def test_xid_remedy_equals_the_immediate_action_of_nvidias_catalogue(
+    numbers: tuple[int, ...], remedy: Remedy
+) -> None:
     """RESTART_APP, RESET_GPU and IGNORE of NVIDIA's XID catalogue, column `Immediate Action`, October 2025."""
     assert {number: classify(number).remedy for number in numbers} == dict.fromkeys(numbers, remedy)
 
 
 @pytest.mark.parametrize("number", range(144, 151))
-def test_how_bad_an_error_of_nvlink_is_stands_in_its_line(number: int) -> None:
+def test_nvlink_xid_severity_is_read_from_the_log_line(number: int) -> None:
     assert classify(number, "pid=1, NETIR Nonfatal XC0 i0 Link 08").remedy is Remedy.IGNORE
     assert classify(number, "pid=1, NETIR Fatal XC0 i0 Link 08").remedy is Remedy.RESET
     assert classify(number).remedy is Remedy.DRAIN
@@ -117,7 +119,7 @@ def test_repeated_reports_of_one_error_count_once() -> None:
     assert [effect.xid for effect in step(NEW, FINE, twice_told, 11.0, RULES)[1]] == [94, 45]
 
 
-def test_contained_hardware_errors_add_up_to_a_rest_and_errors_of_programs_never_do() -> None:
+def test_repeated_contained_hardware_errors_drain_a_device_and_program_errors_do_not() -> None:
     hardware, programs = NEW, NEW
     for n in range(3):
         assert hardware.state is H.HEALTHY
@@ -162,14 +164,14 @@ def test_state_changes_only_with_readings() -> None:
     [replace(FINE, life="boot-2"), replace(FINE, ecc_errors=0)],
     ids=["another life", "counters that began anew"],
 )
-def test_a_device_that_needs_a_reset_serves_again_when_it_was_reset(mended: DeviceReading) -> None:
+def test_device_needing_a_reset_serves_again_after_it(mended: DeviceReading) -> None:
     sick = replace(FINE, ecc_errors=3)
     state = hurt(95, 20.0, later(NEW, 5.0, sick), sick)
     assert later(state, 1e6, sick).state is H.QUARANTINED
     assert later(state, 30.0, mended).state is H.RECOVERING
 
 
-def test_what_the_driver_asks_for_takes_a_device_out_until_it_is_content() -> None:
+def test_recovery_action_of_the_driver_excludes_a_device_until_it_is_cleared() -> None:
     asks = replace(FINE, recovery=Recovery.RESET)
     state, [effect] = step(NEW, asks, (), 10.0, RULES)
     assert (state.state, effect.why) == (H.QUARANTINED, "the driver asks for a reset")
@@ -196,7 +198,7 @@ def test_device_failing_after_two_resets_waits_for_an_operator() -> None:
     assert state.state is H.QUARANTINED
 
 
-def test_broken_memory_is_for_a_person_and_worse_news_replace_the_reason() -> None:
+def test_broken_memory_needs_an_operator_and_worse_errors_replace_the_reason() -> None:
     broken = replace(FINE, remap_failed=True)
     state = later(hurt(74), 20.0, broken)
     assert (state.state, state.remedy) == (H.QUARANTINED, Remedy.REPLACE)
@@ -212,7 +214,7 @@ def test_broken_memory_is_for_a_person_and_worse_news_replace_the_reason() -> No
         release(NEW, 40.0, "", RULES)
 
 
-def test_uncorrected_errors_that_nothing_reported_count_as_contained_ones() -> None:
+def test_unreported_uncorrected_ecc_errors_count_as_contained() -> None:
     state = later(NEW, 1.0)
     _, [effect] = step(state, replace(FINE, ecc_errors=2), (), 100.0, RULES)
     assert (effect.remedy, effect.why) == (Remedy.RESTART, "2 uncorrected ECC errors")
@@ -224,7 +226,7 @@ def slow(ratio: float) -> DeviceReading:
     return replace(FINE, throttles=(Throttle.HEAT,), clock_mhz=1000 * ratio, clock_max_mhz=1000.0)
 
 
-def test_a_throttled_device_is_degraded_and_gets_less_until_it_is_fast_again() -> None:
+def test_throttled_device_is_degraded_with_a_lower_weight_until_its_clock_recovers() -> None:
     state, [effect] = step(later(NEW, 0.0), slow(0.5), (), 100.0, RULES)
     assert (state.state, state.weight, effect.after) == (H.DEGRADED, 0.5, H.DEGRADED)
     assert state.why == "runs at 50% of its clock: heat"
@@ -263,7 +265,7 @@ def test_weight_has_hysteresis_and_stays_in_bounds() -> None:
         max_size=12,
     )
 )
-def test_whatever_happens_the_state_is_one_of_the_table_and_weights_stay_in_bounds(
+def test_health_states_and_weights_stay_valid_after_any_observations(
     history: list[tuple[int, float, DeviceReading | None]],
 ) -> None:
     state, now = NEW, 1000.0
@@ -281,7 +283,7 @@ def test_whatever_happens_the_state_is_one_of_the_table_and_weights_stay_in_boun
         assert (state.state is before.state) or effects
 
 
-def test_the_table_of_moves_lets_everything_fail_and_nothing_recover_by_itself() -> None:
+def test_health_transitions_allow_failure_from_every_state_and_recovery_only_by_signal() -> None:
     for state in Health:
         assert move(state, Signal.CONDEMNED) is H.QUARANTINED
         assert (state, Signal.RELEASED) in NEXT or state not in OUT

@@ -54,7 +54,7 @@ def test_a_key_stays_with_a_slow_replica_until_that_is_too_loaded() -> None:
     assert 0 < shares(Policy.CONSISTENT_HASH, 0.3)["c"] < shares(Policy.CONSISTENT_HASH, 1.0)["c"]
 
 
-def test_what_was_learned_of_a_replica_is_taken_for_slower_at_once_and_learning_goes_on_from_there() -> None:
+def test_lower_weight_rescales_learned_speed_and_learning_continues() -> None:
     meter = Meter("a", 1)
     meter.weigh(1.0)
     assert meter.prefill_tokens_per_s == 0.0

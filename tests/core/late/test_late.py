@@ -85,14 +85,14 @@ def long_ask(**more: object) -> RoutingRequest:
         (False, 0, 1, 1.0, SPARE),  # nothing runs: it must not stay so
     ],
 )
-def test_a_replica_has_room_for_what_it_runs_once_its_engine_is_full(
+def test_room_of_a_full_engine_is_its_number_of_running_requests(
     filled: bool, running: int, waiting: int, kv_share: float, learned: int | None
 ) -> None:
     assert learned_room(filled, MOST, PLACES, running=running, waiting=waiting, kv_share=kv_share) == learned
 
 
 @given(st.booleans(), st.integers(0, 400), st.integers(0, 9), st.floats(0.0, 1.0))
-def test_room_is_learned_within_bounds_and_never_of_an_engine_that_reports_no_waiting(
+def test_room_is_learned_within_bounds_and_only_from_engines_with_waiting_requests(
     filled: bool, running: int, waiting: int, kv_share: float
 ) -> None:
     learned = learned_room(filled, MOST, PLACES, running=running, waiting=waiting, kv_share=kv_share)
@@ -102,7 +102,7 @@ def test_room_is_learned_within_bounds_and_never_of_an_engine_that_reports_no_wa
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(1, 16))
-def test_gateways_together_leave_no_place_empty_and_take_few_too_many(room: int, load: int, gateways: int) -> None:
+def test_shares_of_room_of_all_gateways_fill_it_with_little_excess(room: int, load: int, gateways: int) -> None:
     each = share_of_room(room, load, gateways)
     free = max(0, room - load)
     assert free <= gateways * max(0, each - load) < free + gateways
@@ -133,7 +133,7 @@ def test_other_requests_go_to_replicas_with_room(
     assert choice[0] in (1, 2)
 
 
-def test_a_held_request_is_routed_with_that_reason_and_all_scores() -> None:
+def test_wait_for_a_full_replica_has_its_reason_and_all_scores() -> None:
     replicas, pricing = fleet(9, 10, 10)
     choice = choose(Policy.CPR, replicas, (), NoRng(), request=long_ask(held=True), pricing=pricing)
     assert isinstance(choice, Route)

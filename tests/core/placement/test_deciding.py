@@ -37,7 +37,7 @@ def seen(*units: ObservedUnit) -> ClusterObservation:
     return ClusterObservation(units, {unit.key: Answered(ready) for unit in units})
 
 
-def test_a_slot_without_a_place_is_not_started_and_says_why() -> None:
+def test_unplaceable_slot_is_not_started_and_has_a_reason() -> None:
     state, verdict = decide([slot(0, waits="fits nowhere")], State(), seen(), 0.0, RULES)
     assert (verdict.actions, [s.why for s in state.slots]) == ((), ["fits nowhere"])
     state, verdict = decide([slot(0)], state, seen(), 1.0, RULES)
@@ -62,12 +62,12 @@ def test_slot_without_a_place_does_not_block_replacements(waits: str, goes: bool
         pytest.param("", "a", False, id="where it is to run is not known"),
     ],
 )
-def test_a_single_replica_has_a_stand_in_only_while_it_moves(to: str, unit_node: str, expected: bool) -> None:
+def test_single_replica_has_a_spare_only_while_it_moves(to: str, unit_node: str, expected: bool) -> None:
     wanted, unit = slot(0, to, digest="new"), running(slot(0), unit_node)
     assert needs_spare([wanted], slot(1, to), State(), [unit]) is expected
 
 
-def test_a_stand_in_does_not_stay_for_a_slot_that_has_no_place() -> None:
+def test_spare_is_removed_when_its_slot_cannot_be_placed() -> None:
     held, spare = slot(0, waits="fits nowhere"), slot(1)
     assert not needs_spare([held], spare, State(), [running(spare, "")])
     assert needs_spare([replace(held, waits="")], spare, State(), [running(spare, "")])

@@ -36,12 +36,14 @@ HYBRID = Architecture((Layers(4, 8, 128, 128), Layers(28, state_dim=8192 * 20)))
         (HYBRID, Split(), 16 * KIB),
     ],
 )
-def test_a_token_keeps_what_its_heads_keep(architecture: Architecture, split: Split, expected: int) -> None:
+def test_kv_bytes_per_token_follow_from_heads_dimensions_and_split(
+    architecture: Architecture, split: Split, expected: int
+) -> None:
     assert kv_bytes_per_token(architecture, split=split) == expected
     assert kv_bytes_per_token(architecture, 8, split) * 2 == expected
 
 
-def test_a_window_keeps_no_more_than_its_tokens_and_a_state_does_not_grow() -> None:
+def test_sliding_window_bounds_kv_bytes_and_recurrent_state_is_constant() -> None:
     full = 18 * 2 * 8 * 64 * 2
     assert kv_bytes(WINDOWED, [100]) == 200 * full
     assert kv_bytes(WINDOWED, [1000]) == (1000 + 128) * full
@@ -51,21 +53,21 @@ def test_a_window_keeps_no_more_than_its_tokens_and_a_state_does_not_grow() -> N
     assert kv_bytes(HYBRID, [0], split=Split(tensor=2), state_bits=32) == state
 
 
-def test_the_tokens_of_an_encoder_are_kept_once_however_long_the_answer_is() -> None:
+def test_encoder_tokens_are_cached_once_for_any_answer_length() -> None:
     reader = Architecture((Layers(32, 20, 64, 64), Layers(32, 20, 64, 64, encoder_tokens=1500)))
     assert kv_bytes_per_token(reader) == 160 * KIB
     assert kv_bytes(reader, [1]) == 1501 * 160 * KIB
     assert kv_bytes(reader, [448]) == 1948 * 160 * KIB
 
 
-def test_each_gpu_has_its_part_and_an_overhead() -> None:
+def test_gpu_footprint_is_its_share_of_weights_plus_cache_and_overhead() -> None:
     assert gpu_footprint(1000, 10) == Footprint(1000, 10, GPU_OVERHEAD_BYTES)
     assert gpu_footprint(1000, 10, Split(2, 2)) == Footprint(250, 10, GPU_OVERHEAD_BYTES + NCCL_BYTES)
     assert gpu_footprint(1000, 10).total_bytes == 1010 + GPU_OVERHEAD_BYTES
 
 
 @given(st.integers(1, 9), st.integers(1, 64), st.integers(1, 4), st.lists(st.integers(0, 5000), max_size=4))
-def test_more_gpus_never_keep_more_each_and_together_never_less(
+def test_more_gpus_never_increase_kv_bytes_per_gpu_nor_decrease_the_sum(
     layers: int, heads: int, gpus: int, tokens: list[int]
 ) -> None:
     model = Architecture((Layers(layers, heads, 64, 64, window_tokens=512), Layers(2, heads, 64, 64)))

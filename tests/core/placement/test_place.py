@@ -131,7 +131,7 @@ TWO = (node("a"), node("b"))
         ),
     ],
 )
-def test_a_replica_is_put_where_it_fits_best(
+def test_replica_is_placed_at_the_best_fit(
     nodes: Sequence[Node], wanted: Sequence[Need], expected: dict[str, str]
 ) -> None:
     assert at(nodes, wanted) == expected
@@ -210,7 +210,7 @@ def test_unplaceable_replica_is_explained_per_node(nodes: Sequence[Node], wanted
     assert why(nodes, wanted, claims) == f"fits nowhere: {expected}"
 
 
-def test_leaving_units_are_named_while_they_use_capacity() -> None:
+def test_leaving_units_are_named_in_reasons_while_they_use_capacity() -> None:
     claims = [runs(HOLDER, FULL, "g0", leaves=True)]
     assert "GPU 0 is taken by old-0 (leaving)" in why((FULL,), need("m-0", 8, gpus=1, whole=True), claims)
 
@@ -263,7 +263,7 @@ def test_replica_without_an_alternative_stays_and_is_reported() -> None:
     }
 
 
-def test_a_slot_whose_unit_leaves_can_have_its_place_again() -> None:
+def test_slot_can_reuse_the_place_of_its_leaving_unit() -> None:
     whole = replace(SMALL, whole=True)
     nodes = (node("a", gpu(0)),)
     assert at(nodes, [whole], [runs(whole, nodes[0], "g0", leaves=True)]) == {"m-0": "a:g0"}
@@ -389,5 +389,5 @@ def assert_within(nodes: Sequence[Node], wanted: Sequence[Need], spots: object) 
             assert taken.free_device_bytes(n, d) >= 0
 
 
-def test_an_empty_node_offers_every_device_once() -> None:
+def test_empty_node_offers_each_of_its_devices() -> None:
     assert [o.spot.devices for o in options(HOME, SMALL, Taken())] == [("g0",), ("g1",)]

@@ -24,7 +24,7 @@ def found(placement: object, *nodes: object) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("text", "cpus"), [("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), (" 4 , 2-3 ", (2, 3, 4)), ("4095", (4095,))]
 )
-def test_cores_are_written_as_linux_writes_them(text: str, cpus: tuple[int, ...]) -> None:
+def test_core_list_uses_the_linux_notation(text: str, cpus: tuple[int, ...]) -> None:
     assert cpu_list(text) == cpus
     assert NodeSettings(name="a", cpus=text).cpus == text
 
@@ -52,7 +52,7 @@ def test_invalid_core_list_error_shows_value_and_format(written: str, shown: str
     assert '0-3,8 for five cores, "1" (with quotes) for core 1 alone' in problem.allowed
 
 
-def test_a_list_of_cores_is_taken_from_the_cluster_file() -> None:
+def test_core_list_is_read_from_the_cluster_file() -> None:
     assert [load(with_cores(text), "a.yaml").nodes[0].cpus for text in ("0-3,8", '"1"')] == ["0-3,8", "1"]
 
 
@@ -138,7 +138,7 @@ def test_placement_that_may_fit_later_is_accepted(placement: object, nodes: list
     assert found(placement, *nodes) == []
 
 
-def test_names_and_ids_are_given_once() -> None:
+def test_duplicate_node_names_and_device_ids_are_rejected() -> None:
     twice = [
         {"name": "a", "gpus": [{**GPU, "id": "GPU-1"}, {**GPU, "id": "GPU-1"}]},
         {"name": "a", "gpus": [{**GPU, "id": "GPU-1", "mig": SLICED["mig"]}, {**GPU, "mig": SLICED["mig"]}]},
@@ -152,7 +152,7 @@ def test_names_and_ids_are_given_once() -> None:
     ]
 
 
-def test_a_cluster_with_nodes_is_a_cluster() -> None:
+def test_cluster_with_nodes_is_validated_including_placement() -> None:
     cluster = Cluster.model_validate(raw({"gpus": 1}, {"name": "a", "gpus": [GPU]}))
     assert cluster.models[0].placement == PlacementSettings(gpus=1)
     with pytest.raises(ValidationError, match=r"models\[0\].placement.gpus"):

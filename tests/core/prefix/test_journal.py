@@ -138,7 +138,7 @@ def test_index_fed_by_a_journal_equals_the_cache() -> None:
 
 
 @given(st.binary(max_size=4 * BLOCK_BYTES), st.binary(max_size=BLOCK_BYTES))
-def test_a_longer_prompt_begins_with_the_blocks_of_the_shorter(start: bytes, rest: bytes) -> None:
+def test_blocks_of_a_prompt_prefix_are_a_prefix_of_its_blocks(start: bytes, rest: bytes) -> None:
     short, long = blocks(memoryview(start), "m"), blocks(memoryview(start + rest), "m")
     assert len(short) == len(start) // BLOCK_BYTES
     assert long[: len(short)] == short

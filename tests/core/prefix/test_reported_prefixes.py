@@ -96,7 +96,7 @@ def test_reports_never_exceed_the_index_size_limit(pairs_max: int, todo: list[Ac
         assert len(index) <= pairs_max
 
 
-def test_a_prompt_that_was_sent_is_expected_there_until_it_should_have_been_reported() -> None:
+def test_sent_prompt_is_predicted_as_cached_until_its_report_is_due() -> None:
     index = PrefixIndex()
     mask = index.join()
     index.tell(mask, (), (), 0.0, reset=True)
@@ -116,7 +116,7 @@ def test_guesses_for_a_replica_without_reports_are_kept() -> None:
     assert index.depths((1, 2, 3), [mask]) == [3]
 
 
-def test_no_replica_can_fill_the_index() -> None:
+def test_one_replica_cannot_use_the_whole_index() -> None:
     index = PrefixIndex()
     mask = index.join()
     for start in range(0, 4 * CHANGES_MAX, CHANGES_MAX):
@@ -177,7 +177,7 @@ def test_invalid_reports_are_ignored(news: BlockNews, asked: int, fine: bool) ->
     assert (not flaw(news, asked)) is fine
 
 
-def test_what_was_sent_to_a_replica_is_not_believed_once_it_says_that_it_is_gone() -> None:
+def test_block_reported_as_removed_is_no_longer_predicted() -> None:
     index = PrefixIndex()
     mask = index.join()
     index.note(mask, (1, 2), 0.0)

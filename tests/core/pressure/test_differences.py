@@ -25,25 +25,27 @@ GROWING = st.builds(
 
 @settings(max_examples=30)
 @given(GROWING, GROWING)
-def test_what_came_after_a_look_is_what_was_added_since(before: TrafficCounters, more: TrafficCounters) -> None:
+def test_difference_of_two_readings_is_the_traffic_between_them(
+    before: TrafficCounters, more: TrafficCounters
+) -> None:
     assert difference(before, sum_over_gateways([before, more])) == more
     assert difference(TrafficCounters(), more) == more
 
 
-def test_nothing_is_below_zero_and_what_waits_is_as_it_is_now() -> None:
+def test_difference_is_never_negative_and_keeps_current_queue_lengths() -> None:
     shrunk = difference(
         TrafficCounters(5, 5, 5, 5, 5, 5.0, (3,), (3,), 9, 9, 9), TrafficCounters(waiting=2, waiting_tokens=20)
     )
     assert shrunk == TrafficCounters(ttft=(0,), tpot=(0,), waiting=2, waiting_tokens=20)
 
 
-def test_what_waits_in_gateways_adds_up_and_what_they_believe_of_replicas_does_not() -> None:
+def test_gateway_queues_add_up_and_replica_queue_estimates_take_the_maximum() -> None:
     parts = [TrafficCounters(waiting=1, queued_tokens=100), TrafficCounters(waiting=2, queued_tokens=90)]
     assert sum_over_gateways(parts) == TrafficCounters(waiting=3, queued_tokens=100)
     assert sum_over_gateways([]) == TrafficCounters()
 
 
-def test_what_gateways_predict_is_a_mean_by_the_requests_that_came_to_each() -> None:
+def test_predicted_latencies_are_averaged_weighted_by_arrivals() -> None:
     busy, calm = (
         TrafficCounters(arrivals=8, predicted_ttft_s=1.0, predicted_tpot_s=0.02),
         TrafficCounters(predicted_ttft_s=0.0),
@@ -57,7 +59,7 @@ def test_what_gateways_predict_is_a_mean_by_the_requests_that_came_to_each() -> 
     assert (grown.arrivals, grown.predicted_ttft_s, grown.predicted_tpot_s) == (5, 1.0, 0.02)
 
 
-def test_gateways_and_controls_of_two_versions_understand_each_other() -> None:
+def test_pressure_document_is_compatible_between_versions() -> None:
     known = {name: value for name, value in asdict(TrafficCounters(arrivals=7)).items() if "predicted" not in name}
     older, newer = ({**known, **more} for more in ({}, {"predicted_ttft_s": 0.5, "predicted_more": 1}))
     told = msgspec.json.encode({"instance": "a", "age_s": 1.0, "models": {"old": older, "new": newer}})
@@ -76,7 +78,7 @@ def test_gateways_and_controls_of_two_versions_understand_each_other() -> None:
         ((1, 0, 1), 0.5, 1.0),
     ],
 )
-def test_a_quantile_lies_straight_between_the_bounds_of_its_bucket(
+def test_quantile_is_interpolated_linearly_within_its_bucket(
     counts: tuple[int, ...], share: float, found: float | None
 ) -> None:
     assert quantile((1.0, 2.0), counts, share) == found

@@ -47,21 +47,21 @@ def ttft_s(views: Sequence[ReplicaView], waiting: int = 0, *, gateways: int = 1)
     return found.ttft_s(views, lengths(), waiting, waiting * PROMPT)
 
 
-def test_while_no_speed_is_known_nothing_is_predicted() -> None:
+def test_latency_is_not_predicted_without_a_known_speed() -> None:
     assert ttft_s([]) is None
     assert ttft_s([view(speed=0.0), view(speed=0.0)], 3) is None
     assert pricing().tpot_s([]) is None
     assert pricing().tpot_s([view(pace_s=0.0)]) is None
 
 
-def test_the_first_token_waits_for_the_prompts_ahead_and_its_own_on_the_mean_of_all_replicas() -> None:
+def test_predicted_ttft_is_the_mean_prefill_time_of_queued_prompts_and_its_own() -> None:
     assert ttft_s([view()]) == pytest.approx(PROMPT / SPEED)
     assert ttft_s([view(queued=3000)]) == pytest.approx((3000 + PROMPT) / SPEED)
     assert ttft_s([view(queued=3000), view()]) == pytest.approx((1500 + PROMPT) / SPEED)
     assert ttft_s([view(speed=2 * SPEED, queued=3000)]) == pytest.approx((3000 + PROMPT) / SPEED / 2)
 
 
-def test_a_replica_that_nothing_is_known_of_is_taken_for_a_usual_one() -> None:
+def test_replica_of_unknown_speed_is_predicted_with_the_usual_one() -> None:
     assert ttft_s([view(), view(speed=0.0, queued=2000)]) == pytest.approx((1000 + PROMPT) / SPEED)
 
 
@@ -73,12 +73,12 @@ def test_requests_queued_in_the_gateway_count_before_a_new_one() -> None:
     assert ttft_s([view(room=10)], 20, gateways=3) == pytest.approx(3 * 20 * stay_s / 10 + own_s)
 
 
-def test_or_as_their_prompts_are_read_if_that_takes_longer() -> None:
+def test_predicted_ttft_with_free_places_is_the_prefill_time_of_queued_prompts() -> None:
     assert ttft_s([view(room=1000)], 20) == pytest.approx(21 * PROMPT / SPEED)
     assert ttft_s([view(pace_s=0.0)], 20) == pytest.approx(21 * PROMPT / SPEED)
 
 
-def test_the_pace_is_that_beside_those_that_run_and_no_more_than_have_room() -> None:
+def test_predicted_tpot_is_that_with_one_more_request_within_the_room() -> None:
     def learned(load: int, room: int = 40) -> ReplicaView:
         seen = view(pace_s=0.0, load=load, room=room)
         for running in [*range(1, 33)] * 3:
@@ -117,7 +117,7 @@ def test_predicted_ttft_grows_with_the_queue(given: list[tuple[float, int, int]]
 
 
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=5), st.integers(0, 100))
-def test_one_more_idle_replica_of_the_same_kind_makes_no_wait_longer(queues: list[int], waiting: int) -> None:
+def test_another_idle_replica_never_increases_predicted_ttft(queues: list[int], waiting: int) -> None:
     views = [view(queued=queued) for queued in queues]
     alone_s, helped_s = ttft_s(views, waiting), ttft_s([*views, view(speed=0.0)], waiting)
 

@@ -78,7 +78,7 @@ def test_revision_state_follows_from_its_steps(
         (["ann add"], "ann resubmit", Role.OPERATOR, TWO, "it is pending"),
     ],
 )
-def test_a_step_is_allowed_or_the_reason_is_said(
+def test_approval_step_is_allowed_or_refused_with_a_reason(
     taken: list[str], new: str, role: Role, rules: ApprovalRules, said: str | None
 ) -> None:
     found = problem(steps(*taken), steps(new)[0], role, rules)
@@ -90,7 +90,7 @@ def test_reason_length_is_limited() -> None:
     assert "2001 characters" in str(problem(steps("ann add"), new, Role.ADMIN, TWO))
 
 
-def test_every_step_and_every_state_has_its_row() -> None:
+def test_approval_documentation_lists_every_step_and_state() -> None:
     assert set(LEAST) == set(Step)
     assert set(MAY_FOLLOW) == set(ApprovalState)
 
@@ -122,7 +122,7 @@ def test_revision_with_too_few_approvals_is_never_served(
 
 
 @given(taken=st.lists(st.tuples(st.sampled_from(Step), PEOPLE), max_size=8), least=st.integers(0, 3))
-def test_stricter_rules_never_let_more_through(taken: list[tuple[Step, str]], least: int) -> None:
+def test_stricter_approval_rules_never_allow_more(taken: list[tuple[Step, str]], least: int) -> None:
     made = [Taken(step, by, 1.0) for step, by in taken]
     strict = standing(made, ApprovalRules(least + 1))
     if strict.state is APPROVED:

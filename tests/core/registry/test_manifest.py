@@ -12,7 +12,7 @@ from forebay.core.registry.manifest import BadManifest, Differs, File, differenc
 A, B, C = (hashlib.sha256(name).hexdigest() for name in (b"a", b"b", b"c"))
 
 
-def test_the_digest_is_that_of_the_lines_in_the_order_of_paths_or_of_the_lone_file() -> None:
+def test_manifest_digest_is_that_of_its_sorted_lines_or_of_its_only_file() -> None:
     files = [File("b/x", 1, A), File("a", 2, B)]
     assert make_manifest(files).digest == hashlib.sha256(f"{B} a\n{A} b/x\n".encode()).hexdigest()
     assert make_manifest(files[::-1]) == make_manifest(files)
@@ -52,7 +52,7 @@ def test_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         make_manifest([File("a", 1, A), File("b", 1, A)])
 
 
-def test_every_difference_is_named() -> None:
+def test_manifest_differences_name_every_file() -> None:
     wanted = make_manifest([File("a", 1, A), File("b", 1, B), File("c", 1, C), File("e", 1, A)])
     found = {"a": File("a", 1, A), "b": File("b", 2, A), "c": File("c", 1, A), "d": File("d", 1, A)}
     assert differences(wanted, found) == (
@@ -72,7 +72,7 @@ FILES = st.lists(
 
 
 @given(FILES, FILES)
-def test_other_files_have_another_digest(one: list[File], other: list[File]) -> None:
+def test_different_files_have_different_manifest_digests(one: list[File], other: list[File]) -> None:
     def contents(files: list[File]) -> set[tuple[str, str]]:
         return {(file.path, file.sha256) for file in files}
 

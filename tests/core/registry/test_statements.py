@@ -38,13 +38,13 @@ def with_serialization(**changed: str) -> dict[str, Any]:
     return found
 
 
-def test_a_statement_about_all_files_fits() -> None:
+def test_statement_that_lists_all_files_matches_the_manifest() -> None:
     assert said(statement(FOLDER)) == ""
     assert said(statement(GGUF), GGUF) == ""
     assert said(with_resources(GGUF, (".", "c" * 64)), GGUF) == ""
 
 
-def test_what_is_ignored_may_be_there() -> None:
+def test_ignored_paths_of_a_statement_may_exist() -> None:
     extra = [*FOLDER.files, File("model.sig", 9, "d" * 64), File(".git/hooks/x", 9, "e" * 64)]
     assert said(statement(FOLDER), make_manifest(extra)) == ""
 
@@ -73,15 +73,15 @@ def test_what_is_ignored_may_be_there() -> None:
         ([], FOLDER, "not a statement of version 1.0"),
     ],
 )
-def test_what_does_not_fit_is_named(document: object, manifest: Manifest, why: str) -> None:
+def test_statement_mismatch_names_the_files(document: object, manifest: Manifest, why: str) -> None:
     assert why in said(document, manifest)
 
 
-def test_a_digest_of_another_kind_is_not_compared() -> None:
+def test_statement_with_another_digest_algorithm_is_rejected() -> None:
     found = statement(FOLDER)
     found["predicate"]["resources"][0]["algorithm"] = "blake2b"
     assert "only whole files with sha256" in said(found)
 
 
-def test_the_length_of_everything_is_signed_too() -> None:
+def test_signed_bytes_include_lengths() -> None:
     assert signed_bytes(b"{}") == b"DSSEv1 28 application/vnd.in-toto+json 2 {}"

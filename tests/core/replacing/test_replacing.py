@@ -24,7 +24,7 @@ def test_single_gateway_stops_only_when_its_successor_answers() -> None:
     assert world.live("gateway-0") == [2]
 
 
-def test_a_gateway_whose_successor_never_comes_up_goes_on_until_it_is_not_wanted() -> None:
+def test_outdated_gateway_keeps_running_while_its_successor_never_answers() -> None:
     world = World([gateway()])
     world.run(5)
     world.dies_at_once = True
@@ -38,7 +38,7 @@ def test_a_gateway_whose_successor_never_comes_up_goes_on_until_it_is_not_wanted
     assert world.units == {}
 
 
-def test_of_two_gateways_of_a_slot_the_older_one_goes_on_until_the_newer_one_answers() -> None:
+def test_older_gateway_of_a_slot_keeps_running_until_the_newer_one_answers() -> None:
     world = World([gateway()])
     world.add(gateway(), 1)
     world.add(gateway(), 2, age_s=0)
@@ -77,7 +77,7 @@ def reach(world: World, replicas: int, digest: str, seconds: float = 60.0) -> in
 
 @settings(max_examples=examples(40), deadline=None)
 @given(before=st.integers(1, 4), after=st.integers(1, 4), drains_s=st.floats(0, 4), forget=st.booleans())
-def test_replicas_that_are_replaced_are_never_fewer_than_before_nor_than_wanted(
+def test_replacing_replicas_never_reduces_the_number_of_ready_ones(
     before: int, after: int, drains_s: float, forget: bool
 ) -> None:
     world = World([replica("chat", index) for index in range(before)])

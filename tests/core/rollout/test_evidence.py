@@ -70,7 +70,7 @@ def test_rank_e_values_have_mean_one_under_exchangeability(figures: list[int], c
         assert sum(block.z**2 for block in blocks) / len(places) == pytest.approx(1.0)
 
 
-def test_ranks_favour_the_side_that_is_larger() -> None:
+def test_rank_e_values_grow_for_the_arm_with_larger_values() -> None:
     gains = ranks.ranked([5.0, 6.0], [1.0, 2.0, 3.0]).gains
 
     assert ranks.larger(gains).log > 0 > ranks.smaller(gains).log
@@ -89,7 +89,7 @@ def test_bets_have_mean_one_at_the_tolerated_drop(drop: float, spread: float, in
     assert mean == pytest.approx(1.0)
 
 
-def test_the_floor_is_worth_one_at_the_floor_and_tells_both_sides() -> None:
+def test_floor_e_values_have_mean_one_at_the_floor_and_grow_on_either_side() -> None:
     floor = 0.01
     hit, missed = odds.floor_evidence(1, 1, floor), odds.floor_evidence(1, 0, floor)
 
@@ -101,7 +101,7 @@ def test_the_floor_is_worth_one_at_the_floor_and_tells_both_sides() -> None:
     assert odds.floor_evidence(2000, 0, floor)[0].log < 0
 
 
-def test_evidence_is_joined_by_means_and_minima() -> None:
+def test_either_combines_e_values_by_their_mean_and_both_by_their_minimum() -> None:
     strong, weak = odds.Evidence(4.0, 5.0), odds.Evidence(-1.0, 2.0)
 
     assert odds.either(strong, weak).log == pytest.approx(math.log((math.exp(4) + math.exp(-1)) / 2))
@@ -128,7 +128,7 @@ def test_surprise_has_mean_zero_and_variance_one(cell: Cell) -> None:
     assert sum(c * z * z for c, z in zip(chances(cell, 1.0), known, strict=True)) == pytest.approx(1.0)
 
 
-def test_the_interval_of_an_odds_ratio_closes_around_it() -> None:
+def test_odds_ratio_interval_shrinks_around_the_true_value() -> None:
     logs = odds.NOTHING
     for _ in range(60):
         logs = odds.with_block(logs, Cell(100, 10, 100, 20), 1.0)
@@ -139,7 +139,7 @@ def test_the_interval_of_an_odds_ratio_closes_around_it() -> None:
     assert odds.likely(logs, 1.0) == pytest.approx(2.25, rel=0.2)
 
 
-def test_spells_stretch_and_quick_changes_do_not() -> None:
+def test_correlated_blocks_stretch_evidence_and_alternating_ones_do_not() -> None:
     quick: tuple[Swing, ...] = ()
     spells: tuple[Swing, ...] = ()
     shifted: tuple[Swing, ...] = ()
@@ -157,7 +157,7 @@ def test_spells_stretch_and_quick_changes_do_not() -> None:
     assert len(spells) <= ranks.LEVELS
 
 
-def test_the_swings_of_a_long_rollout_stay_as_few() -> None:
+def test_number_of_swings_grows_logarithmically() -> None:
     swings: tuple[Swing, ...] = ()
     for _ in range(3 * 2**ranks.LEVELS):
         swings = ranks.with_swing(swings, 1.0)
@@ -167,7 +167,7 @@ def test_the_swings_of_a_long_rollout_stay_as_few() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60), st.sampled_from([0.5, 0.9, 0.95]))
-def test_a_sketch_is_within_a_tenth_of_the_quantile(figures: list[float], share: float) -> None:
+def test_sketch_quantile_is_within_ten_percent(figures: list[float], share: float) -> None:
     exact = sorted(figures)[math.ceil(share * len(figures)) - 1]
 
     found = sketch.quantile(sketch.with_figures({}, figures), share, 1)
@@ -176,6 +176,6 @@ def test_a_sketch_is_within_a_tenth_of_the_quantile(figures: list[float], share:
     assert exact * 0.999 <= found <= exact * 1.101
 
 
-def test_a_sketch_of_few_figures_says_nothing_and_has_ends() -> None:
+def test_sketch_quantile_needs_enough_values_and_is_clamped() -> None:
     assert sketch.quantile({}, 0.5, 1) is None
     assert set(sketch.with_figures({}, [1e-300, 1e300])) == {-sketch.INDEX_MAX, sketch.INDEX_MAX}

@@ -53,7 +53,7 @@ TIME = Time("m", ratio=1.2, tail=0.9, tail_ratio=1.2)
     ],
     ids=["errors", "heavy", "load", "score", "pairs"],
 )
-def test_looking_all_the_time_does_not_break_the_guarantee(
+def test_error_probability_holds_under_continuous_monitoring(
     metric: Metric, draw: Callable[[Random, bool, int], float]
 ) -> None:
     rules = Rules((metric,))

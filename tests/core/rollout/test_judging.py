@@ -57,14 +57,14 @@ def test_harmful_revision_is_rolled_back_with_the_reason(about: dict[str, float]
     assert [p.finding for p in verdict.parts if (p.metric, p.part) == (metric, part)] == [Finding.WORSE]
 
 
-def test_a_revision_that_is_as_good_is_promoted() -> None:
+def test_equally_good_revision_is_promoted() -> None:
     verdict = verdict_on(12000)
 
     assert verdict.decision is Decision.PROMOTE
     assert {part.finding for part in verdict.parts} == {Finding.FINE}
 
 
-def test_nothing_observed_is_inconclusive_and_has_no_end() -> None:
+def test_verdict_without_observations_is_inconclusive_without_an_estimate() -> None:
     verdict = judge(RULES, begin(RULES))
 
     assert verdict.decision is Decision.INCONCLUSIVE
@@ -116,7 +116,7 @@ def test_required_samples_follow_from_the_observations() -> None:
     assert judge(rules, state).needed_s == math.inf
 
 
-def test_evidence_that_is_enough_alone_needs_no_more_for_its_part() -> None:
+def test_sufficient_evidence_of_a_part_needs_no_more_samples() -> None:
     rules = Rules((Rate("errors"), Rate("other")))
     fine = tuple(9.0 * (index < odds.SIDE) for index in range(len(odds.NOTHING)))
     state = State({"errors": RateState(fine, Cell(100, 1, 100, 0)), "other": RateState(odds.NOTHING)}, {}, {})
@@ -127,7 +127,7 @@ def test_evidence_that_is_enough_alone_needs_no_more_for_its_part() -> None:
     assert (other.finding, other.needed_samples) == (Finding.OPEN, math.inf)
 
 
-def test_a_metric_that_is_not_required_can_only_do_harm() -> None:
+def test_optional_metric_can_only_cause_a_rollback() -> None:
     fine = tuple(9.0 * (index < odds.SIDE) for index in range(len(odds.NOTHING)))
     state = State({"a": RateState(fine, Cell(100, 1, 100, 0)), "b": RateState(odds.NOTHING)}, {}, {})
     harmed = State({**state.rates, "b": rate_state(20.0)}, {}, {})
@@ -146,7 +146,7 @@ def test_without_a_required_metric_nothing_is_ever_promoted() -> None:
     assert judge(Rules(()), State({}, {}, {})).decision is Decision.INCONCLUSIVE
 
 
-def test_few_blocks_of_times_say_nothing() -> None:
+def test_too_few_blocks_of_times_give_no_finding() -> None:
     rules = Rules((Time("ttft", both_ways=True),))
     sure = tuple(50.0 * (index >= len(ranks.TILTS)) for index in range(len(ranks.SIGNED)))
     few = TimeState(up=sure, down=sure, tail=odds.NOTHING, blocks=ranks.BLOCKS_MIN - 1, canary=90)
@@ -156,7 +156,7 @@ def test_few_blocks_of_times_say_nothing() -> None:
     assert judge(rules, State({}, {"ttft": enough}, {})).decision is Decision.ROLLBACK
 
 
-def test_much_shorter_answers_are_as_bad_as_much_longer_ones_where_that_is_asked() -> None:
+def test_two_sided_metric_rejects_much_shorter_and_much_longer_answers() -> None:
     rng = Random(5)
     observations = [
         Observation("length", arm, rng.lognormvariate(4.0, 0.5) * (0.5 if arm is Arm.CANARY else 1.0))
@@ -175,7 +175,7 @@ def test_much_shorter_answers_are_as_bad_as_much_longer_ones_where_that_is_asked
     assert parts[False] == [("centre", Finding.FINE)]
 
 
-def test_a_score_is_told_with_its_sign() -> None:
+def test_score_effect_is_shown_with_its_sign() -> None:
     rules = Rules((Score("quality"),))
     wealth = tuple(40.0 * (index < len(bets.STAKES)) for index in range(len(bets.NOTHING)))
     lost = ScoreState(wealth, 50, shift=Shift().plus(-0.1, 1.0))

@@ -56,7 +56,7 @@ def test_the_order_within_a_batch_does_not_matter(seed: int, shuffle: Random) ->
     assert one.scores["quality"].shift.mean == pytest.approx(other.scores["quality"].shift.mean, abs=0.05)
 
 
-def test_a_state_survives_json_and_is_not_changed() -> None:
+def test_evidence_state_round_trips_through_json() -> None:
     state = after(RULES, batch(Random(1), 2000))
     text = msgspec.json.encode(state)
 
@@ -69,7 +69,7 @@ def test_a_state_survives_json_and_is_not_changed() -> None:
     assert further == observe(RULES, state, batch(Random(2), 100))
 
 
-def test_a_state_does_not_grow_with_the_number_of_requests() -> None:
+def test_evidence_state_size_is_independent_of_the_number_of_requests() -> None:
     few = after(RULES, batch(Random(1), 1000))
     many = few
     for seed in range(2, 6):
@@ -78,7 +78,7 @@ def test_a_state_does_not_grow_with_the_number_of_requests() -> None:
     assert len(msgspec.json.encode(many)) < 1.3 * len(msgspec.json.encode(few))
 
 
-def test_figures_of_one_arm_wait_for_the_other_up_to_a_limit() -> None:
+def test_values_of_one_arm_wait_for_the_other_up_to_a_limit() -> None:
     state = begin(RULES)
     alone = [Observation(name, Arm.STABLE, 1.0) for name in ("errors", "ttft", "quality")]
     for _ in range(3 * observing.WAITING_MAX):
@@ -108,7 +108,7 @@ def test_figures_of_one_arm_wait_for_the_other_up_to_a_limit() -> None:
     ],
     ids=str,
 )
-def test_impossible_observations_are_counted_and_left_out(wrong: Observation) -> None:
+def test_invalid_observations_are_counted_and_ignored(wrong: Observation) -> None:
     state = begin(RULES)
     good = Observation("errors", Arm.CANARY, 1.0)
 
@@ -117,7 +117,7 @@ def test_impossible_observations_are_counted_and_left_out(wrong: Observation) ->
     assert observe(RULES, state, [wrong]).times == state.times
 
 
-def test_strata_beyond_the_limit_are_counted_and_left_out() -> None:
+def test_observations_of_strata_beyond_the_limit_are_counted_and_ignored() -> None:
     several = STRATA_MAX + 3
     observations = [Observation("errors", Arm.CANARY, 0.0, f"{index:02}") for index in range(several)]
 
@@ -172,7 +172,7 @@ def test_a_large_block_of_scores_is_divided_without_losing_any(canaries: int) ->
     assert state.waiting == {"": ((), ())}
 
 
-def test_pairs_are_compared_at_once() -> None:
+def test_paired_scores_are_compared_without_waiting() -> None:
     rules = Rules((Score("quality", paired=True),))
     state = observe(rules, begin(rules), [Observation("quality", Arm.CANARY, -0.5)])
 
@@ -185,5 +185,5 @@ def test_pairs_are_compared_at_once() -> None:
     ("tokens", "stratum"),
     [(0, "256"), (256, "256"), (257, "1024"), (1025, "4096"), (262144, "262144"), (262145, "longer")],
 )
-def test_prompts_are_alike_up_to_four_times_the_length(tokens: int, stratum: str) -> None:
+def test_stratum_of_a_prompt_spans_a_factor_of_four_in_length(tokens: int, stratum: str) -> None:
     assert stratum_of(tokens) == stratum

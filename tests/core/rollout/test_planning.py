@@ -35,7 +35,7 @@ def test_too_short_plan_is_rejected_with_the_calculation() -> None:
     assert "900 canary requests in 1,800 s, but about" in refused.reason
 
 
-def test_the_time_that_is_asked_for_is_enough() -> None:
+def test_plan_of_the_required_duration_is_accepted() -> None:
     refused = refusal(RULES, plan(0.5), BASELINES)
     assert refused is not None
     hours = max(need.time_needed_s for need in refused.lacking) / HOUR
@@ -43,7 +43,7 @@ def test_the_time_that_is_asked_for_is_enough() -> None:
     assert refusal(RULES, plan(1.001 * hours), BASELINES) is None
 
 
-def test_a_tolerance_without_room_is_told_from_one_that_takes_long() -> None:
+def test_undecidable_tolerance_is_reported_as_such() -> None:
     rules = Rules((Rate("errors", ratio=1.0, floor=0.01),))
 
     refused = refusal(rules, plan(1.0), {"errors": 0.02})
@@ -61,7 +61,7 @@ def test_only_required_metrics_delay_a_plan() -> None:
         refusal(rules, plan(1.0), {"errors": 0.001})
 
 
-def test_evidence_of_all_steps_counts() -> None:
+def test_evidence_of_all_plan_steps_adds_up() -> None:
     small, large = Step(0.05, HOUR), Step(0.2, HOUR)
     lone, then = needs(RULES, Plan(10.0, (small,)), BASELINES), needs(RULES, Plan(10.0, (small, large)), BASELINES)
 
@@ -71,7 +71,7 @@ def test_evidence_of_all_steps_counts() -> None:
 
 @settings(max_examples=50)
 @given(st.floats(1.02, 2.0), st.floats(0.1, 2.0), st.floats(0.01, 0.5), st.booleans())
-def test_more_room_never_takes_longer(ratio: float, sigma: float, share: float, harm: bool) -> None:
+def test_larger_tolerance_never_needs_more_samples(ratio: float, sigma: float, share: float, harm: bool) -> None:
     def needed(more: float) -> dict[str, float]:
         rules = Rules((Time("ttft", ratio=ratio * more, tail_ratio=ratio * more),))
         found: tuple[Need, ...] = needs(rules, plan(1.0, share), {"ttft": sigma})
@@ -87,14 +87,14 @@ def test_steps_without_a_comparison_count_for_nothing() -> None:
     assert {need.samples_needed for need in needs(RULES, Plan(10.0, (all_,)), BASELINES)} == {math.inf}
 
 
-def test_errors_without_any_so_far_can_be_planned_for() -> None:
+def test_error_metric_with_a_zero_baseline_can_be_planned() -> None:
     found = needs(Rules((Rate("errors"),)), plan(1.0), {"errors": 0.0})
 
     assert all(0 < need.samples_needed < math.inf for need in found)
     assert needs(Rules((Rate("errors", ratio=9.0),)), plan(1.0), {"errors": 0.5})[1].samples_needed < math.inf
 
 
-def test_a_plan_is_right_to_a_factor_of_two() -> None:
+def test_predicted_sample_size_is_within_a_factor_of_two() -> None:
     rules, took = Rules((Time("ttft", ratio=1.3, tail=0.0),)), []
     predicted = needs(rules, plan(1.0, 0.2), {"ttft": 0.8})[0].samples_needed
     for seed in range(12):
@@ -120,7 +120,9 @@ def test_a_plan_is_right_to_a_factor_of_two() -> None:
         ([Incident(Harm.SERVER_ERROR, 69.0)] * 5, 5, None),
     ],
 )
-def test_guards_end_a_rollout_at_once(incidents: list[Incident], answers: int, harm: Harm | None) -> None:
+def test_guard_trips_on_enough_incidents_within_its_window(
+    incidents: list[Incident], answers: int, harm: Harm | None
+) -> None:
     found = tripped(incidents, [90.0] * answers, now=100.0)
 
     assert (found and found.guard.harm) == harm
@@ -129,7 +131,7 @@ def test_guards_end_a_rollout_at_once(incidents: list[Incident], answers: int, h
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5])
-def test_callers_are_divided_as_asked(share: float) -> None:
+def test_callers_are_assigned_to_arms_by_the_share(share: float) -> None:
     several = 20000
 
     found = sum(side_of(f"caller-{index}", "chat@r-2", share) is Arm.CANARY for index in range(several))
@@ -164,7 +166,7 @@ def test_an_ab_test_ends_with_effects_and_intervals() -> None:
     assert -0.3 < quality.low < -0.2 < quality.high < -0.1
 
 
-def test_few_requests_give_no_bounds() -> None:
+def test_effect_interval_is_infinite_with_few_requests() -> None:
     errors, ttft, quality = effects(RULES, begin(RULES))
 
     assert (errors.low, errors.high) == (0.0, math.inf)

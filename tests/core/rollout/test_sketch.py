@@ -8,7 +8,7 @@ from forebay.core.rollout.sketch import GROWTH, quantile, with_figures
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99, 1.0])
-def test_a_quantile_is_the_end_of_the_range_that_holds_it(share: float) -> None:
+def test_sketch_quantile_is_the_upper_end_of_its_bucket(share: float) -> None:
     sketch = with_figures({}, [0.1] * 50 + [1.0] * 49 + [5.0])
     found = quantile(sketch, share, 100)
     assert found is not None

@@ -230,7 +230,7 @@ def test_the_cost_is_the_weighted_sum_of_its_terms() -> None:
     assert batch[0].total_s == pytest.approx(0.1 * (0.5 + 0.064) + 0.015 * 0.3 + imposed + 512 / SPEED + 0.15)
 
 
-def test_no_slope_of_decoding_is_believed_that_differs_much_from_the_others() -> None:
+def test_decode_slope_is_clamped_to_the_median_of_the_pool() -> None:
     fleet = pool(1, 1, 1, decode_slope_s=[0.001, 0.1, 0.0001])
     assert [score.decode_s for score in decide(fleet, LONG).terms] == pytest.approx([0.1, 0.2, 0.05])
 
@@ -247,14 +247,14 @@ def test_fastest_replica_wins_at_low_load_and_the_prefix_owner_near_saturation(
     assert decide(fleet, long(weights=weights)).at == at
 
 
-def test_new_work_is_priced_alike_on_slow_and_quick_replicas_and_waited_for_at_their_own_speed() -> None:
+def test_price_uses_the_mean_speed_and_queue_time_the_replicas_own() -> None:
     fleet = pool(0, 0, prefill_tokens_per_s=[8000.0, 2000.0], queue_tokens=[1000, 1000])
     quick, slow = decide(fleet, LONG).terms
     assert quick.price_s == slow.price_s
     assert (slow.queue_s, slow.prefill_s) == pytest.approx((4 * quick.queue_s, 4 * quick.prefill_s))
 
 
-def test_the_price_is_bounded() -> None:
+def test_price_of_new_work_is_bounded() -> None:
     pricing = Pricing(PrefixIndex())
     prices = [pricing.price(wait_s, SPEED) for wait_s in (0.0, 0.1, 1.0, 10.0, 1e3, 1e9)]
     assert prices == sorted(prices)
@@ -272,14 +272,14 @@ def test_the_price_is_bounded() -> None:
         ([10.0, 4000.0, 9000.0], [500, 4000, 9000]),
     ],
 )
-def test_an_unknown_speed_is_the_usual_one_and_no_replica_counts_as_hopelessly_slow(
+def test_unknown_speed_is_the_usual_one_and_speeds_have_a_lower_bound(
     speeds: list[float], expected: list[float]
 ) -> None:
     terms = decide(pool(0, 0, 0, prefill_tokens_per_s=speeds), LONG).terms
     assert [LONG.tokens / score.prefill_s for score in terms] == pytest.approx(expected)
 
 
-def test_an_untrusted_hit_counts_for_nothing() -> None:
+def test_untrusted_cache_hit_does_not_reduce_the_cost() -> None:
     fleet = pool(0, 0, trust=[0.0, 1.0])
     for engine in fleet.engines:
         fleet.pricing.index.note(engine.meter.mask, PREFIX, 0.0)
@@ -289,7 +289,7 @@ def test_an_untrusted_hit_counts_for_nothing() -> None:
     assert believed.prefill_s == 1 / SPEED  # at least the last token is always computed
 
 
-def test_without_blocks_the_least_work_wins() -> None:
+def test_request_without_prefix_blocks_goes_to_the_replica_with_least_work() -> None:
     fleet = pool(0, 0, 0, queue_tokens=[900, 300, 600])
     choice = decide(fleet, RoutingRequest(1, 1000))
     assert (choice.at, choice.why, choice.hit_tokens) == (1, Why.CHEAPEST, 0)
@@ -304,7 +304,7 @@ def test_missed_objective_changes_the_reason_but_not_the_choice() -> None:
     assert (late.at, late.why) == (0, Why.LATE)
 
 
-def test_equals_are_drawn_by_the_requests_seed_and_the_less_loaded_more_often() -> None:
+def test_ties_are_drawn_by_the_request_seed_in_favour_of_less_loaded_replicas() -> None:
     fleet = pool(0, 3, 40, decode_slope_s=[1e-9] * 3, queue_tokens=[10, 0, 4000])
     choices = [decide(fleet, RoutingRequest(seed, 10)) for seed in range(1000)]
     again = [decide(fleet, RoutingRequest(seed, 10)) for seed in range(1000)]
@@ -315,7 +315,7 @@ def test_equals_are_drawn_by_the_requests_seed_and_the_less_loaded_more_often() 
     assert drawn[1] == pytest.approx(200, abs=50)
 
 
-def test_a_prompt_whose_first_token_is_not_seen_is_taken_off_when_it_should_be_done() -> None:
+def test_unobserved_prefill_is_released_after_its_expected_time() -> None:
     fleet = pool(0, 0)
     meters = [engine.meter for engine in fleet.engines]
     for meter, streams in zip(meters, (False, True), strict=True):
@@ -325,7 +325,7 @@ def test_a_prompt_whose_first_token_is_not_seen_is_taken_off_when_it_should_be_d
     assert [meter.queue_tokens for meter in meters] == [0, 512]
 
 
-def test_utilisation_is_the_arriving_work_over_what_the_replicas_can_do() -> None:
+def test_utilisation_is_arriving_work_over_fleet_speed() -> None:
     fleet = pool(0, 0)
     meters = [engine.meter for engine in fleet.engines]
     for tick in range(1, 1501):  # 1000 tokens each 0.125 s: half of two replicas
@@ -389,9 +389,7 @@ class Unpriced(Pricing):
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_without_the_price_prefixes_are_split_until_the_caches_thrash(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_routing_without_the_price_thrashes_prefix_caches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = shared(seed, per_s=18, count=500, prefixes=40)
     priced, unpriced = (Fleet(Policy.CPR, [SPEED] * 4, cache_blocks=600) for _ in range(2))
     unpriced.pricing = Unpriced(unpriced.pricing.index)

@@ -36,7 +36,7 @@ class Cache:
 
 
 @given(st.integers(1, 8), actions, chains)
-def test_one_walk_finds_for_every_replica_what_its_own_cache_would(
+def test_index_depths_equal_the_hits_of_each_replicas_own_cache(
     size: int, todo: list[tuple[str, int, tuple[int, ...]]], asked: tuple[int, ...]
 ) -> None:
     index = PrefixIndex()
@@ -72,7 +72,7 @@ def test_index_size_is_bounded(pairs_max: int, todo: list[tuple[int, tuple[int, 
             masks[which] = index.join()
 
 
-def test_the_start_of_a_prompt_is_forgotten_last() -> None:
+def test_eviction_keeps_the_first_blocks_of_a_prompt_longest() -> None:
     index = PrefixIndex()
     mask = index.join(4)
     index.note(mask, (1, 2, 3), 0.0)
@@ -82,7 +82,7 @@ def test_the_start_of_a_prompt_is_forgotten_last() -> None:
     assert index.depths(tuple(range(20, 30)), [mask]) == [4]
 
 
-def test_a_replica_may_say_later_how_much_it_can_cache() -> None:
+def test_cache_size_of_a_replica_can_be_set_later() -> None:
     index = PrefixIndex()
     mask = index.join()
     index.note(mask, tuple(range(10)), 0.0)
@@ -95,7 +95,7 @@ def test_a_replica_may_say_later_how_much_it_can_cache() -> None:
     assert len(index) == 10
 
 
-def test_when_all_of_it_is_full_the_largest_share_shrinks() -> None:
+def test_full_index_evicts_from_the_largest_share() -> None:
     index = PrefixIndex(pairs_max=100)
     large, small = index.join(), index.join()
     index.note(large, tuple(range(100)), 0.0)
@@ -123,7 +123,7 @@ def test_lost_replica_is_excluded_at_once_and_removed_incrementally(pairs_max: i
     assert index.depths(prompt, [other, new, old]) == [10, 1, 0]
 
 
-def test_what_a_lost_replica_was_sent_does_not_wait_for_a_collector() -> None:
+def test_predictions_of_a_lost_replica_are_freed_without_the_garbage_collector() -> None:
     def guesses() -> int:
         return sum(type(one) is _Guess for one in gc.get_objects())
 
@@ -140,14 +140,14 @@ def test_what_a_lost_replica_was_sent_does_not_wait_for_a_collector() -> None:
     assert left <= 1, "of a ring only its end refers to itself"
 
 
-def test_a_replica_that_held_nothing_leaves_no_trace() -> None:
+def test_leaving_replica_without_blocks_leaves_the_index_empty() -> None:
     index = PrefixIndex()
     first = index.join()
     index.leave(first)
     assert index.join() == first
 
 
-def test_room_is_made_by_lost_replicas_first() -> None:
+def test_index_evicts_blocks_of_lost_replicas_first() -> None:
     index = PrefixIndex(pairs_max=3 * SWEEP_BLOCKS)
     lost, live = index.join(), index.join()
     index.note(lost, tuple(range(3 * SWEEP_BLOCKS)), 0.0)

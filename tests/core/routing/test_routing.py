@@ -89,7 +89,7 @@ def test_each_policy_picks_as_its_name_says(policy: Policy, replicas: tuple[Seen
 
 
 @pytest.mark.parametrize("policy", [Policy.CPR, Policy.PREFIX_AFFINITY, Policy.CONSISTENT_HASH])
-def test_a_policy_that_needs_to_know_the_request_counts_requests_without(policy: Policy) -> None:
+def test_prefix_and_key_policies_count_requests_if_the_request_is_unknown(policy: Policy) -> None:
     assert pick(policy, Seen("a", 3), Seen("b", 1)) == (1, Why.FEWEST, 0)
 
 
@@ -104,7 +104,7 @@ AFFINE = [
 
 
 @pytest.mark.parametrize(("replicas", "index", "why", "hit_tokens"), AFFINE)
-def test_affinity_follows_most_of_the_prompt_unless_the_load_there_is_far_above_the_mean(
+def test_prefix_affinity_follows_the_longest_cached_prefix_below_a_load_bound(
     replicas: tuple[Seen, ...], index: int, why: Why, hit_tokens: int
 ) -> None:
     choice = choose(Policy.PREFIX_AFFINITY, replicas, (), Random(1), request=ASK, pricing=Pricing(INDEX))
@@ -117,7 +117,7 @@ def hashed(fleet: list[Seen], ask: RoutingRequest) -> tuple[str, Why]:
     return fleet[choice.at].id, choice.why
 
 
-def test_a_key_stays_where_it_belongs_and_only_the_keys_of_a_lost_replica_move() -> None:
+def test_consistent_hash_moves_only_keys_of_a_lost_replica() -> None:
     fleet = [Seen(i) for i in "abcde"]
     homes = {key: hashed(fleet, RoutingRequest(key, 1, key=key))[0] for key in range(1, 2001)}
     assert all(320 <= count <= 480 for count in Counter(homes.values()).values())
@@ -130,7 +130,7 @@ def test_a_key_stays_where_it_belongs_and_only_the_keys_of_a_lost_replica_move()
     assert all(count >= 0.15 * moved.total() for count in moved.values())
 
 
-def test_a_key_goes_elsewhere_while_its_replica_is_far_above_the_mean_load() -> None:
+def test_consistent_hash_leaves_a_replica_far_above_the_mean_load() -> None:
     home, why = hashed([Seen(i) for i in "abcd"], RoutingRequest(0, 1, key=5))
     assert why is Why.ITS_KEY
     for load, stays in ((0, True), (7, True), (8, False)):  # 8 is a quarter above the mean, rounded up
@@ -138,14 +138,14 @@ def test_a_key_goes_elsewhere_while_its_replica_is_far_above_the_mean_load() -> 
         assert (now == home, why) == ((True, Why.ITS_KEY) if stays else (False, Why.KEY_OVERFLOW))
 
 
-def test_a_key_stays_as_long_as_its_replica_runs_what_comes() -> None:
+def test_consistent_hash_stays_while_its_replica_has_free_slots() -> None:
     home, _ = hashed([Seen(i) for i in "abcd"], RoutingRequest(0, 1, key=5))
     for load, why in ((1, Why.ITS_KEY), (7, Why.ITS_KEY), (8, Why.KEY_OVERFLOW)):
         fleet = [Seen(i, load if i == home else 0, places=8) for i in "abcd"]
         assert hashed(fleet, RoutingRequest(0, 1, key=5))[1] is why
 
 
-def test_without_a_key_the_first_block_counts_and_without_blocks_the_request() -> None:
+def test_consistent_hash_falls_back_to_the_first_block_and_then_to_the_request() -> None:
     fleet = [Seen(i) for i in "abcdefgh"]
     assert len({hashed(fleet, RoutingRequest(seed, 1, blocks=(99,))) for seed in range(50)}) == 1
     assert hashed(fleet, RoutingRequest(3, 1, blocks=(99,))) == hashed(fleet, RoutingRequest(1, 1, key=99))
@@ -204,7 +204,7 @@ asks = st.builds(
 
 
 @given(st.sampled_from(list(Policy)), fleets(), tries, st.integers(), st.none() | asks)
-def test_the_choice_is_open_and_repeatable_and_nothing_waits_while_one_is_open(
+def test_choice_is_open_and_repeatable_and_waits_only_without_an_open_replica(
     policy: Policy, fleet: list[Seen], tried: list[tuple[str, int]], seed: int, ask: RoutingRequest | None
 ) -> None:
     is_open = [r.state in LIVE and r.load < r.room and (r.id, r.generation) not in tried for r in fleet]
@@ -244,7 +244,7 @@ def test_a_session_stays_on_its_replica_while_that_lives(
         assert not live_later or any(r.state in LIVE and r.load >= r.room for r in later)
 
 
-def test_sessions_are_spread() -> None:
+def test_sessions_are_spread_over_replicas() -> None:
     fleet = [Seen(chr(97 + n), 0, room=9) for n in range(4)]
     asks = [RoutingRequest(seed=1, tokens=1, key=key, stays=True) for key in range(1, 401)]
     choices = [choose(Policy.CPR, fleet, (), Random(1), request=ask, pricing=Pricing(INDEX)) for ask in asks]
@@ -254,7 +254,7 @@ def test_sessions_are_spread() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=8), st.integers())
-def test_two_random_choices_never_take_the_single_worst(loads: list[int], seed: int) -> None:
+def test_p2c_never_picks_the_most_loaded_replica(loads: list[int], seed: int) -> None:
     fleet = [Seen(chr(97 + n), load, room=100) for n, load in enumerate(loads)]
     choice = choose(Policy.P2C, fleet, (), Random(seed))
     assert isinstance(choice, Route)
@@ -302,7 +302,7 @@ def test_every_policy_gives_less_to_a_replica_that_is_slow(policy: Policy, monke
     assert 8 <= got[0] <= 24
 
 
-def test_a_session_has_its_home_even_where_its_key_would_lead_elsewhere() -> None:
+def test_session_home_takes_precedence_over_its_hash_key() -> None:
     fleet = [Seen(chr(97 + n)) for n in range(4)]
     for key in range(1, 9):
         ask = RoutingRequest(seed=1, tokens=1, key=key, stays=True)
@@ -314,7 +314,7 @@ def test_a_session_has_its_home_even_where_its_key_would_lead_elsewhere() -> Non
             assert home != "c" or fleet[choice.at].id == "c"
 
 
-def test_the_only_candidate_has_its_terms_too() -> None:
+def test_single_candidate_is_scored_too() -> None:
     fleet = [Seen("a"), Seen("b", load=9, room=9)]
     choice = choose(
         Policy.CPR, fleet, (), Random(1), request=RoutingRequest(seed=1, tokens=100), pricing=Pricing(INDEX)
@@ -323,7 +323,7 @@ def test_the_only_candidate_has_its_terms_too() -> None:
     assert (choice.why, [term.at for term in choice.terms or ()]) == (Why.ONLY, [0])
 
 
-def test_a_replica_may_hold_more_than_runs_at_once_but_never_without_bound() -> None:
+def test_room_of_a_replica_exceeds_its_capacity_within_a_bound() -> None:
     assert room(32, Task.CHAT) == 40
     assert room(1, Task.CHAT) == 3
     assert room(32, Task.EMBED) == 64

@@ -17,7 +17,7 @@ def line(assumed: float, samples: list[tuple[float, float]]) -> Line:
     return learned
 
 
-def test_a_line_is_found_in_noise() -> None:
+def test_line_fit_recovers_the_line_from_noisy_samples() -> None:
     rng = Random(1)
     xs = [rng.uniform(1, 32) for _ in range(200)]
     learned = line(0.0, [(x, (0.008 + 0.0004 * x) * rng.uniform(0.95, 1.05)) for x in xs])
@@ -25,7 +25,7 @@ def test_a_line_is_found_in_noise() -> None:
 
 
 @pytest.mark.parametrize(("assumed", "slope"), [(0.0, 0.0), (1.0, 0.05)])
-def test_samples_that_are_all_alike_leave_the_assumed_slope(assumed: float, slope: float) -> None:
+def test_equal_samples_keep_the_assumed_slope(assumed: float, slope: float) -> None:
     assert line(assumed, [(4.0, 0.2)] * 20).slope() == pytest.approx(slope)
 
 
@@ -33,13 +33,13 @@ positive = st.floats(1e-3, 1e6)
 
 
 @given(st.sampled_from([0.0, 1.0]), st.lists(st.tuples(positive, positive), min_size=1, max_size=50))
-def test_no_samples_make_a_line_that_is_negative_anywhere(assumed: float, samples: list[tuple[float, float]]) -> None:
+def test_fitted_line_is_never_negative(assumed: float, samples: list[tuple[float, float]]) -> None:
     learned = line(assumed, samples)
     assert 0.0 <= learned.slope() <= learned.y / learned.x
     assert learned.slope() >= assumed * learned.y / learned.x / 2
 
 
-def test_one_stall_does_not_ruin_what_was_learned_and_a_lasting_change_is_followed() -> None:
+def test_learned_speed_resists_one_stall_and_follows_a_lasting_change() -> None:
     meter = Meter("chat-0", 1)
     rng = Random(2)
     for _ in range(50):
@@ -64,7 +64,7 @@ def test_speed_and_slope_are_unknown_until_a_few_samples_agree_on_them() -> None
     assert known == [(False, False), (False, False), (True, True)]
 
 
-def test_time_that_did_not_pass_does_not_make_a_replica_infinitely_fast() -> None:
+def test_zero_duration_does_not_make_a_replica_infinitely_fast() -> None:
     meter = Meter("chat-0", 1)
     for _ in range(4):
         meter.learn_prefill(0, 0.0)
@@ -73,7 +73,7 @@ def test_time_that_did_not_pass_does_not_make_a_replica_infinitely_fast() -> Non
     assert meter.decode_slope_s >= 0
 
 
-def test_trust_follows_what_caches_held_and_unknown_changes_nothing() -> None:
+def test_cache_trust_follows_reported_hits_and_ignores_unknown_ones() -> None:
     meter = Meter("chat-0", 1)
 
     def served(hit_tokens: int, cached_tokens: int | None) -> float:
@@ -96,7 +96,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_account_returns_to_zero_after_any_events(todo: list[tuple[str, int]]) -> None:
+def test_queued_work_returns_to_zero_after_any_events(todo: list[tuple[str, int]]) -> None:
     meter = Meter("chat-0", 1)
     charges: list[Charge] = []
     reported = 0
@@ -127,7 +127,7 @@ def test_account_returns_to_zero_after_any_events(todo: list[tuple[str, int]]) -
     assert meter.queue_tokens == reported
 
 
-def test_the_queue_is_what_was_reported_and_what_all_gateways_sent_since_or_what_this_one_knows() -> None:
+def test_queue_estimate_is_the_report_plus_traffic_since_and_at_least_the_own_work() -> None:
     meter = Meter("chat-0", 1)
     early = meter.charge(1000, 0, 0.0)
     assert meter.queue_tokens == 1000
@@ -145,7 +145,7 @@ def test_the_queue_is_what_was_reported_and_what_all_gateways_sent_since_or_what
     assert (meter.queue_tokens, meter.kv_share) == (0, 0.0)
 
 
-def test_a_prompt_without_a_visible_first_token_counts_as_queued_for_its_expected_time() -> None:
+def test_prompt_of_an_unstreamed_request_is_queued_for_its_expected_time() -> None:
     meter = Meter("chat-0", 1)
     first, second, third = (meter.charge(1000, 0, 0.0) for _ in range(3))
     for charge in (first, second, third):
@@ -161,7 +161,7 @@ def test_a_prompt_without_a_visible_first_token_counts_as_queued_for_its_expecte
     assert meter.prefill_tokens_per_s == 0.0
 
 
-def test_speed_is_learned_from_what_was_really_computed_and_pace_from_long_answers() -> None:
+def test_prefill_speed_is_learned_from_computed_tokens_and_tpot_from_long_answers() -> None:
     meter = Meter("chat-0", 1)
     now = 0.0
     for running in (2, 4, 6, 8) * 20:
@@ -189,7 +189,7 @@ def test_output_lengths_are_assumed_until_answers_are_observed() -> None:
     assert lengths.output_tokens == pytest.approx(50, abs=1)
 
 
-def test_the_longest_answers_are_those_of_a_tenant_and_fade() -> None:
+def test_longest_answer_is_tracked_by_tenant_and_fades() -> None:
     lengths = Lengths()
     lengths.learn_longest("a", 900)
     assert (lengths.longest_tokens("a"), lengths.longest_tokens("b")) == (900, OUTPUT_TOKENS)
@@ -200,7 +200,7 @@ def test_the_longest_answers_are_those_of_a_tenant_and_fade() -> None:
     assert lengths.longest_tokens("a") == OUTLIER * OUTPUT_TOKENS, "one count beyond all reason"
 
 
-def test_the_pace_of_answers_is_followed() -> None:
+def test_time_per_token_follows_finished_answers() -> None:
     lengths = Lengths()
     for _ in range(200):
         lengths.learn_pace(0.1)

@@ -54,7 +54,7 @@ def test_capacity_exceeds_an_easily_served_load() -> None:
     assert found.of(4) == pytest.approx(0.5 * 100 * room(4, 0.6) * (1 + REACH), rel=0.1)
 
 
-def test_if_all_loads_were_too_much_it_is_less_than_the_least_of_them() -> None:
+def test_capacity_is_below_the_lowest_load_if_all_were_overloads() -> None:
     found = fit(with_responses((), 4, 10.0, 1000, 8.0))
 
     assert found.known
@@ -71,7 +71,7 @@ def flat(strain: float, times: float, answers: float = 400, *more: float) -> tup
     return cells
 
 
-def test_what_is_late_at_any_load_is_not_counted_but_what_load_adds_is() -> None:
+def test_load_independent_lateness_does_not_reduce_capacity() -> None:
     clean, odd = flat(0.0, 2.0, 400, 0.0, 3.0, 6.0), flat(2.0, 2.0, 400, 2.0, 5.0, 8.0)
 
     assert (unloaded(clean), unloaded(odd)) == (0.0, pytest.approx(2.0))
@@ -90,12 +90,12 @@ def test_what_is_late_at_any_load_is_not_counted_but_what_load_adds_is() -> None
         (),
     ],
 )
-def test_strain_that_may_come_of_the_load_is_counted(cells: tuple[Cell, ...]) -> None:
+def test_strain_that_may_be_caused_by_load_is_not_load_independent(cells: tuple[Cell, ...]) -> None:
     assert unloaded(cells) == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_chance_does_not_hide_what_is_late_at_any_load(seed: int) -> None:
+def test_load_independent_strain_is_found_in_noise(seed: int) -> None:
     rng, share = Random(seed), 0.03
     cells: tuple[Cell, ...] = ()
     for _ in range(300):
@@ -105,14 +105,14 @@ def test_chance_does_not_hide_what_is_late_at_any_load(seed: int) -> None:
     assert unloaded(cells) == pytest.approx(100 * share, rel=0.25)
 
 
-def test_between_what_was_borne_and_what_was_too_much_it_is_in_the_middle() -> None:
+def test_capacity_is_the_geometric_mean_of_served_and_overloading_loads() -> None:
     cells = with_responses(with_responses((), 4, 10.0, 1000, 0.0), 4, 11.0, 1000, 9.0)
 
     assert fit(cells).of(4) / 4 == pytest.approx(math.sqrt(110), rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_little_more_or_less_strain_does_not_change_the_capacity_by_much(seed: int) -> None:
+def test_capacity_is_continuous_in_the_strain_limit(seed: int) -> None:
     """Bursts make answers late at any load: the strain rises slowly, and by chance it falls in between."""
     rng = Random(seed)
     cells: tuple[Cell, ...] = ()
@@ -131,13 +131,13 @@ def test_few_answers_give_no_estimate() -> None:
     assert fit(with_responses((), 4, 10.0, WEIGHT_MIN - 1, 0.0)).rate == 0
 
 
-def test_late_answers_by_chance_among_many_in_time_mean_nothing() -> None:
+def test_few_late_answers_by_chance_do_not_set_the_capacity() -> None:
     cells = with_responses(with_responses((), 4, 10.0, 20, 5.0), 4, 12.0, 4000, 0.1)
 
     assert not fit(cells).known
 
 
-def test_a_cell_forgets_as_much_as_comes() -> None:
+def test_full_cell_forgets_as_many_responses_as_it_gets() -> None:
     cells = with_responses((), 1, 1.0, CELL_WEIGHT_MAX, 10.0)
     for _ in range(5):
         cells = with_responses(cells, 1, 1.0, CELL_WEIGHT_MAX / 2, 0.0)
@@ -156,7 +156,7 @@ def test_cells_are_bounded_and_in_order() -> None:
     assert all(one[:2] < other[:2] for one, other in pairwise(cells))
 
 
-def test_many_replicas_are_counted_in_groups() -> None:
+def test_large_replica_counts_are_grouped() -> None:
     groups = [gather(replicas) for replicas in range(1, 1001)]
 
     assert groups[:12] == list(range(1, 13))
@@ -167,7 +167,7 @@ def test_many_replicas_are_counted_in_groups() -> None:
 
 @settings(max_examples=50)
 @given(st.floats(0.1, 1e4), st.sampled_from((0.3, 0.6, 0.9)), st.floats(0.0, 1e6), st.floats(1.0, 3.0))
-def test_the_fewest_that_carry_it_are_needed_and_more_for_more(
+def test_need_is_the_fewest_sufficient_replicas_and_monotonic(
     rate: float, free: float, work: float, more: float
 ) -> None:
     able = Capacity(rate, free, True)

@@ -24,7 +24,7 @@ def looks(model: Model, per_s: float, count: int) -> list[int]:
     return [model.look(per_s).wanted for _ in range(count)]
 
 
-def test_hours_of_the_schedule_have_bounds_of_their_own_and_the_first_entry_counts() -> None:
+def test_first_matching_schedule_entry_sets_the_bounds() -> None:
     scale = Scale(8, 1, schedule=(DAY, Hours((0,), 0, 1440, "UTC", max=2)))
 
     assert bounds(scale, MONDAY + 3600 * 9) == (3, 12)
@@ -32,7 +32,7 @@ def test_hours_of_the_schedule_have_bounds_of_their_own_and_the_first_entry_coun
     assert bounds(scale, T0) == (1, 8)
 
 
-def test_replicas_for_hours_of_the_schedule_are_there_when_these_begin() -> None:
+def test_scheduled_replicas_start_ahead_of_their_hours() -> None:
     scale = Scale(8, 1, schedule=(DAY,), lead_s=120.0)
 
     early, _ = decide(scale, AutoscalerState(), QUIET, MONDAY + 8 * 3600 - 121, current=1)
@@ -64,7 +64,7 @@ def test_telemetry_outage_and_the_time_after_it_remove_nothing(policy: Policy) -
     assert later[-1] < before
 
 
-def test_in_an_outage_a_minimum_holds_and_a_maximum_of_some_hours_does_not() -> None:
+def test_telemetry_outage_applies_the_minimum_but_no_scheduled_maximum() -> None:
     scale = Scale(8, 2, schedule=(DAY,))
 
     said = [decide(scale, AutoscalerState(), None, T0, current=current)[0] for current in (1, 11, 14)]
@@ -102,7 +102,7 @@ def test_with_a_minimum_the_last_replica_stays() -> None:
     assert set(looks(Model(Scale(4, to_zero_after_s=0.0)), 0.0, 30)) == {1}
 
 
-def test_a_signal_above_its_limit_for_its_time_asks_for_more() -> None:
+def test_signal_above_its_limit_for_long_enough_adds_replicas() -> None:
     scale = Scale(10, limits=(Limit(Signal.DUTY, 0.7, 120.0),))
     model = Model(scale, replicas=4)
 
@@ -114,7 +114,7 @@ def test_a_signal_above_its_limit_for_its_time_asks_for_more() -> None:
     assert "duty of 0.99 has been above 0.7 for 120 s" in after.why
 
 
-def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
+def test_scale_in_that_would_exceed_a_signal_limit_is_prevented() -> None:
     scale = replace(HPA, limits=(Limit(Signal.KV_USE, 0.9, 10.0),))
     state, decisions = AutoscalerState(), []
     for tick in range(200):
@@ -126,7 +126,7 @@ def test_a_signal_forbids_what_would_bring_it_above_its_limit() -> None:
     assert "kv_use of 0.8 needs 4" in decisions[-1].why
 
 
-def test_limits_that_change_are_watched_anew() -> None:
+def test_changed_signal_limits_restart_their_timers() -> None:
     one, two = Limit(Signal.DUTY, 0.7, 0.0), Limit(Signal.BUSY, 0.7, 0.0)
     _, state = decide(Scale(9, limits=(one,)), AutoscalerState(), replace(BUSY, duty=0.9), T0, current=1)
 
@@ -135,7 +135,7 @@ def test_limits_that_change_are_watched_anew() -> None:
     assert (state.above, after.above) == ((T0,), (T0, None))
 
 
-def test_additions_wait_for_their_window_and_keep_their_pace() -> None:
+def test_scale_out_obeys_its_window_and_rate() -> None:
     state, seen, current = AutoscalerState(), [], 1
     scale = replace(HPA, up=Pace(30.0, 2, 60.0))
     for tick in range(60):
@@ -150,7 +150,7 @@ def test_additions_wait_for_their_window_and_keep_their_pace() -> None:
     assert all(sum(seen[tick : tick + 12]) <= 2 for tick in range(49))
 
 
-def test_removals_keep_their_pace_too() -> None:
+def test_scale_in_obeys_its_rate() -> None:
     model = Model(replace(HPA, down=Pace(0.0, 1, 50.0)), replicas=5)
 
     wanted = looks(model, 0.0, 100)
@@ -187,7 +187,7 @@ def test_replica_count_does_not_flap(
     assert decision.wanted == (1 if goes else reading.ready)
 
 
-def test_remembered_changes_are_bounded() -> None:
+def test_history_of_replica_changes_is_bounded() -> None:
     state, current = AutoscalerState(), 1
     for tick in range(3 * CHANGES_MAX):
         low = 1 + tick % 2
@@ -205,7 +205,7 @@ def test_remembered_changes_are_bounded() -> None:
         (Signal.PREDICTED_TTFT_S, 0.7), (Signal.PREDICTED_TPOT_S, 0.05), (Signal.REQUESTS_PER_GPU, 0.5),
     ],
 )  # fmt: skip
-def test_signals_are_of_each_ready_replica(signal: Signal, value: float | None) -> None:
+def test_signal_values_are_per_ready_replica(signal: Signal, value: float | None) -> None:
     reading = replace(
         BUSY, ready=2, in_flight=4.0, waiting=6, backlog_tokens=1000, busy=0.3, predicted_ttft_s=0.7,
         predicted_tpot_s=0.05, gpus=4.0,
@@ -214,7 +214,7 @@ def test_signals_are_of_each_ready_replica(signal: Signal, value: float | None) 
     assert value_of(signal, reading) == value
 
 
-def test_requests_are_counted_by_gpu_where_there_are_gpus_and_of_a_shared_one_by_the_part() -> None:
+def test_requests_per_gpu_count_fractions_of_shared_gpus() -> None:
     shown = [value_of(Signal.REQUESTS_PER_GPU, replace(BUSY, ready=2, gpus=gpus)) for gpus in (0.0, 0.25, 1.0)]
 
     assert shown == [None, 8.0, 2.0]
@@ -242,7 +242,7 @@ UNKNOWN = replace(BUSY, kv_use=None, busy=None, ttft_s=None, tpot_s=None)
     st.integers(1, 9),
     st.lists(st.floats(0.0, 100.0), max_size=60),
 )
-def test_a_rule_takes_nothing_away_while_its_signal_is_unknown_and_goes_on_when_it_is_known(
+def test_rule_with_an_unknown_signal_removes_no_replica_and_resumes_later(
     policy: Policy, signal: Signal, current: int, before: list[float]
 ) -> None:
     scale = Scale(9, policy=policy, signal=signal, target=1.0, limits=())
@@ -274,7 +274,7 @@ def test_a_rule_takes_nothing_away_while_its_signal_is_unknown_and_goes_on_when_
         (Signal.REQUESTS_PER_GPU, {"in_flight": 12.0, "gpus": 2.0}),
     ],
 )
-def test_what_is_predicted_and_what_a_gpu_has_may_be_limited_under_every_policy(
+def test_predicted_latency_and_gpu_signals_can_be_limited_under_every_policy(
     policy: Policy, signal: Signal, more: dict[str, float]
 ) -> None:
     scale = Scale(9, policy=policy, ttft_s=9.0, tpot_s=1.0, target=100.0, limits=(Limit(signal, 1.0, 20.0),))
@@ -330,7 +330,7 @@ def more(reading: Reading, by: int, busier: float) -> Reading:
 
 @settings(max_examples=15, deadline=None)
 @given(PER_S, st.integers(1, 60), st.integers(0, 100), st.floats(1.0, 5.0))
-def test_more_of_everything_never_means_fewer_replicas(per_s: float, ticks: int, by: int, busier: float) -> None:
+def test_larger_load_never_wants_fewer_replicas(per_s: float, ticks: int, by: int, busier: float) -> None:
     model = Model(Scale(30, ttft_s=1.0), replicas=3)
     looks(model, per_s, ticks)
     reading = replace(BUSY, at=model.now + 5.0, ready=model.ready, pending=model.replicas - model.ready)

@@ -69,7 +69,7 @@ class Crowd:
         (60, 8, 2, 8),
     ],
 )
-def test_full_replicas_that_others_wait_for_get_more_within_seconds(
+def test_waiting_requests_at_full_replicas_add_one_within_seconds(
     clients: int, most: int, first: int, minute: int
 ) -> None:
     crowd = Crowd(Scale(most), clients)
@@ -82,7 +82,7 @@ def test_full_replicas_that_others_wait_for_get_more_within_seconds(
     assert (Reason.PANIC in {each.reason for each in crowd.decisions}) == (minute > 1)
 
 
-def test_the_minute_of_the_documentation() -> None:
+def test_first_minute_scales_as_in_the_documentation() -> None:
     wanted = [1, *Crowd(Scale(4), 16).wanted(60)]
     changes = [(second, many) for second, many in enumerate(wanted) if second and many != wanted[second - 1]]
 
@@ -121,7 +121,7 @@ def test_insufficient_evidence_changes_nothing(seen: dict[str, object]) -> None:
     assert wanted == {2}
 
 
-def test_why_says_that_there_was_no_replica_a_moment_ago() -> None:
+def test_reason_mentions_that_there_was_recently_no_replica() -> None:
     asleep = replace(QUIET, at=T0 + 1, since_s=1.0, ready=0, pending=1, waiting=1, in_flight=1.0)
     awake = replace(QUIET, at=T0 + 9, since_s=8.0, ready=1, arrivals=1, prompt_tokens=9, completions=1)
     state, whys = AutoscalerState(), []
@@ -144,7 +144,7 @@ def full(second: int, waiting: int = 3) -> Reading:
     return replace(QUIET, at=T0 + second, since_s=1.0, ready=2, waiting=waiting, in_flight=8.0 + waiting, busy=1.0)
 
 
-def test_moments_between_two_requests_do_not_hide_a_crowd_and_a_gap_does() -> None:
+def test_short_idle_moments_do_not_reset_the_overload_timer_but_a_gap_does() -> None:
     some = [full(second) if second % 4 else replace(full(second), busy=0.8) for second in range(1, 12)]
 
     assert looks([full(second) for second in range(1, 5)]).wanted == 2
@@ -153,7 +153,7 @@ def test_moments_between_two_requests_do_not_hide_a_crowd_and_a_gap_does() -> No
     assert looks([replace(full(1), since_s=60.0)]).wanted == 2, "one look is none"
 
 
-def test_the_pace_and_the_window_of_up_hold_here_too() -> None:
+def test_early_scale_out_obeys_the_window_and_rate_of_up() -> None:
     assert Crowd(Scale(9, up=Pace(30.0)), 16).wanted(25)[-1] == 1
     assert max(Crowd(Scale(9, up=Pace(0.0, 1, 60.0)), 64, cold_s=1.0).wanted(50)) == 2
 
@@ -166,7 +166,7 @@ def test_the_pace_and_the_window_of_up_hold_here_too() -> None:
     st.integers(1, 30),
     st.lists(st.booleans(), max_size=20),
 )
-def test_it_stays_within_bounds_takes_nothing_away_unknown_and_does_not_flap(
+def test_early_scaling_stays_within_bounds_and_does_not_flap(
     clients: int, low: int, high: int, cold_s: int, known: list[bool]
 ) -> None:
     crowd = Crowd(Scale(high, low), clients, cold_s=float(cold_s), replicas=low)

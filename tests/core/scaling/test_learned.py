@@ -38,7 +38,7 @@ def going_on(state: AutoscalerState, replicas: int, cold_s: float = 60.0) -> Mod
     return Model(SCALE, replicas=replicas, state=state, now=state.known_at, cold_s=cold_s, tick_s=10.0)
 
 
-def test_it_learns_what_a_replica_can_do(knowing: AutoscalerState) -> None:
+def test_capacity_of_a_replica_is_learned_under_load(knowing: AutoscalerState) -> None:
     able, free = knowing.learned.capacity, knowing.learned.capacity.free
 
     assert able.known
@@ -47,7 +47,7 @@ def test_it_learns_what_a_replica_can_do(knowing: AutoscalerState) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_under_a_constant_load_it_changes_its_mind_at_most_twice_an_hour(knowing: AutoscalerState, seed: int) -> None:
+def test_constant_load_changes_the_replica_count_at_most_twice_an_hour(knowing: AutoscalerState, seed: int) -> None:
     model = lived(going_on(knowing, 8), 2 * 3600, 22.0, noise=0.15, seed=seed)
 
     assert turns(model.wanted) <= 4
@@ -87,7 +87,7 @@ def test_no_replica_is_removed_while_requests_wait(knowing: AutoscalerState) -> 
     assert "but requests wait" in decision.why
 
 
-def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
+def test_closed_loop_clients_are_scaled_by_concurrency() -> None:
     """Sixteen of them get no more from one replica than it does; with late answers it is too little all the same."""
     state, current, wanted = AutoscalerState(), 1, []
     for tick in range(500):
@@ -112,7 +112,7 @@ def test_clients_that_wait_for_answers_hide_how_many_there_are() -> None:
     assert set(wanted[300:]) == {3}
 
 
-def test_one_wakes_for_what_one_has_done_though_three_did_it_before() -> None:
+def test_first_replica_after_idling_starts_alone_for_a_load_that_one_can_serve() -> None:
     """And the load of a minute ago is still there: nobody was asked for some seconds only."""
     little = replace(
         QUIET, since_s=5.0, ready=3, arrivals=25, prompt_tokens=350, completions=25, in_flight=0.1, busy=0.1,
@@ -132,7 +132,7 @@ def test_one_wakes_for_what_one_has_done_though_three_did_it_before() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anyway", [0.02, 0.05, 0.1])
-def test_answers_that_are_late_at_any_load_are_no_reason_for_more_but_those_that_are_late_by_load_are(
+def test_only_answers_late_because_of_load_add_replicas(
     anyway: float,
 ) -> None:
     usual, odd = (lived(Model(SCALE, 8, tick_s=10.0, anyway=share), 8 * 3600, 20.0, 0.1) for share in (0.0, anyway))
@@ -158,7 +158,7 @@ def test_unattainable_objective_does_not_scale_out() -> None:
     [Scale(30, ttft_s=1.0), Scale(30, tpot_s=0.1), Scale(30, latency_s=2.0), Scale(30)],
     ids=["ttft", "tpot", "latency", "nothing"],
 )
-def test_it_learns_without_late_answers_being_counted_or_anything_promised(scale: Scale) -> None:
+def test_capacity_is_learned_from_latencies_without_counts_of_late_answers(scale: Scale) -> None:
     model = Model(scale, replicas=2, cold_s=30.0, tick_s=10.0)
     for tick in range(500):
         per_s = 10 * (1.1 + math.sin(tick / 50))
@@ -171,7 +171,7 @@ def test_it_learns_without_late_answers_being_counted_or_anything_promised(scale
     assert 2 < max(model.wanted[250:]) < 20
 
 
-def test_requests_that_take_long_one_at_a_time_are_no_reason_for_more_replicas() -> None:
+def test_slow_requests_without_concurrency_do_not_add_replicas() -> None:
     """Three clients, answers of 2 s whatever there is, 4 s promised: three replicas are as quick as any number."""
     state, current, wanted = AutoscalerState(), 1, []
     for tick in range(500):
@@ -185,7 +185,7 @@ def test_requests_that_take_long_one_at_a_time_are_no_reason_for_more_replicas()
     assert max(wanted) == 3
 
 
-def test_what_cannot_be_judged_teaches_nothing() -> None:
+def test_responses_without_latency_teach_no_capacity() -> None:
     model = Model(Scale(30, ttft_s=1.0), replicas=2)
 
     for _ in range(100):
@@ -204,7 +204,7 @@ def test_latencies_are_compared_with_objectives_where_late_answers_are_not_count
     assert slow.state.learned.strain > 1 > fast.state.learned.strain
 
 
-def test_answers_that_waited_for_the_first_replica_are_not_held_against_it(knowing: AutoscalerState) -> None:
+def test_answers_delayed_by_a_cold_start_do_not_count_as_strain(knowing: AutoscalerState) -> None:
     model = Model(Scale(5, 0, ttft_s=1.0), replicas=0, cold_s=50.0)
 
     lived(model, 110, 0.4)
@@ -224,5 +224,5 @@ def test_lead_time_is_configured_or_measured() -> None:
     assert (measured.lead_s, kept.lead_s, said.lead_s) == (200.0, 200.0, 10.0)
 
 
-def test_memory_stays_small(knowing: AutoscalerState) -> None:
+def test_autoscaler_state_size_is_bounded(knowing: AutoscalerState) -> None:
     assert len(msgspec.json.encode(knowing)) < 40_000

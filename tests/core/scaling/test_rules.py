@@ -23,7 +23,7 @@ def reading(at: float, **more: float | None) -> Reading:
     return Reading(at=at, since_s=5.0, **figures)  # type: ignore[arg-type]
 
 
-def test_a_mean_counts_each_sample_for_the_time_it_stands_for() -> None:
+def test_window_mean_weights_samples_by_their_duration() -> None:
     samples = added(added((), Sample(10.0, 10.0, 4.0), 60.0), Sample(15.0, 5.0, 1.0), 60.0)
     assert mean(samples, 15.0, 60.0) == pytest.approx(3.0)
     assert mean(samples, 15.0, 7.5) == pytest.approx((2.5 * 4 + 5 * 1) / 7.5)
@@ -45,11 +45,11 @@ def test_a_mean_counts_each_sample_for_the_time_it_stands_for() -> None:
         (9.0, 0, 3, 3, 3),
     ],
 )
-def test_hpa_is_the_documented_ratio(value: float, ready: int, pending: int, current: int, expected: int) -> None:
+def test_hpa_wants_the_documented_ratio(value: float, ready: int, pending: int, current: int, expected: int) -> None:
     assert hpa.wanted(value, 6.0, ready, pending, current) == expected
 
 
-def test_hpa_looks_every_fifteen_seconds_and_goes_down_after_five_minutes() -> None:
+def test_hpa_evaluates_every_fifteen_seconds_and_scales_in_after_five_minutes() -> None:
     state, current, said = hpa.State(), 8, []
     for second in range(0, 640, 5):
         now = 1000.0 + second
@@ -60,7 +60,7 @@ def test_hpa_looks_every_fifteen_seconds_and_goes_down_after_five_minutes() -> N
     assert set(said[63:]) == {4}
 
 
-def test_at_most_the_double_or_four_more_in_fifteen_seconds_and_what_was_added_counts() -> None:
+def test_hpa_behaviour_at_most_doubles_or_adds_four_per_fifteen_seconds() -> None:
     many, past = held(DEFAULT, Past(), 50, 3, 0.0)
     assert many == 7
     many, past = held(DEFAULT, past, 50, 7, 5.0)
@@ -69,7 +69,7 @@ def test_at_most_the_double_or_four_more_in_fifteen_seconds_and_what_was_added_c
     assert many == 14
 
 
-def test_stabilisation_windows_use_the_least_target_up_and_the_greatest_down() -> None:
+def test_stabilisation_window_uses_the_lowest_wish_up_and_the_highest_down() -> None:
     behaviour = Behaviour(30.0, 60.0, (Limit(0, 9.0, 15.0),), (Limit(1, 0.0, 120.0),))
     past, said = Past(), []
     for at, wish in [(0.0, 5), (10.0, 9), (35.0, 9), (41.0, 9)]:
@@ -95,7 +95,7 @@ def test_kpa_divides_concurrency_by_seven_tenths_of_the_target_and_halves_at_mos
     assert many == expected
 
 
-def test_kpa_panics_at_twice_its_size_and_never_goes_down_until_a_minute_after() -> None:
+def test_kpa_panics_at_twice_its_size_and_does_not_scale_in_for_a_minute() -> None:
     state, said = kpa.State(), []
     for now in range(5, 205, 5):
         total = 70.0 if now == 65 else 7.0
@@ -126,7 +126,7 @@ def test_apa_has_two_tolerances_and_two_rates(
     assert apa.wanted(use, target, ready, current) == expected
 
 
-def test_apa_looks_at_the_mean_of_a_minute() -> None:
+def test_apa_uses_the_mean_of_a_minute() -> None:
     state, many = apa.State(), -1
     for now, value in [(30.0, 10.0), (60.0, 20.0)]:
         many, state = apa.step(state, value=value, target=10.0, since_s=30.0, ready=4, current=4, now=now)
@@ -137,7 +137,7 @@ def test_apa_looks_at_the_mean_of_a_minute() -> None:
     ("ttft_s", "tpot_s", "expected"),
     [(None, None, 0.0), (1.0, None, 0.2), (1.0, 0.04, 0.4), (5.0, 0.04, 1.0), (50.0, 0.04, 2.0)],
 )
-def test_a_score_is_the_worse_of_both_latencies_as_a_share_of_its_promise(
+def test_slo_score_is_the_worse_latency_as_a_share_of_its_objective(
     ttft_s: float | None, tpot_s: float | None, expected: float
 ) -> None:
     assert slo.score(ttft_s, tpot_s, 5.0, 0.1) == pytest.approx(expected)
@@ -158,11 +158,11 @@ def test_a_score_is_the_worse_of_both_latencies_as_a_share_of_its_promise(
         (0.0, 10, 10, 0),
     ],
 )
-def test_slo_scales_between_two_bounds(score: float, ready: int, current: int, expected: int) -> None:
+def test_slo_policy_scales_outside_of_two_thresholds(score: float, ready: int, current: int, expected: int) -> None:
     assert slo.wanted(score, ready, current) == expected
 
 
-def test_slo_goes_down_by_one_in_two_minutes() -> None:
+def test_slo_policy_removes_one_replica_in_two_minutes() -> None:
     state, current, changed_at = slo.State(), 6, []
     for now in range(5, 600, 5):
         many, state = slo.step(state, raw=0.1, since_s=5.0, ready=current, current=current, now=float(now))
@@ -173,7 +173,7 @@ def test_slo_goes_down_by_one_in_two_minutes() -> None:
     assert current == 1
 
 
-def test_every_rule_can_be_asked_by_its_name_and_says_why() -> None:
+def test_every_rule_is_found_by_name_and_gives_a_reason() -> None:
     rules = Rules()
     for policy in (Policy.HPA, Policy.KPA, Policy.APA, Policy.SLO):
         scale = Scale(8, policy=policy, target=10.0, ttft_s=5.0, tpot_s=0.1)
@@ -185,14 +185,14 @@ def test_every_rule_can_be_asked_by_its_name_and_says_why() -> None:
         advise(Scale(8), rules, reading(100.0), 0.0, 2)
 
 
-def test_kpa_says_that_it_panics() -> None:
+def test_kpa_reason_mentions_panic() -> None:
     scale = Scale(8, policy=Policy.KPA, target=1.0)
     why = advise(scale, Rules(), reading(100.0), 50.0, 2)[1]
     assert why.endswith("concurrency is 50 per ready replica, target 0.7, in panic")
 
 
 @given(st.integers(1, 40), st.floats(0.0, 500.0), st.floats(0.1, 100.0), st.integers(0, 10))
-def test_more_load_never_gives_fewer_replicas(ready: int, value: float, more: float, pending: int) -> None:
+def test_rules_never_want_fewer_replicas_for_more_load(ready: int, value: float, more: float, pending: int) -> None:
     current = ready + pending
     high = value + more
     assert hpa.wanted(high, 10.0, ready, pending, current) >= min(

@@ -25,11 +25,11 @@ def test_maximum_is_the_only_required_setting() -> None:
     assert scale("{max: 8}") == Scale(8)
 
 
-def test_without_the_section_the_number_is_fixed() -> None:
+def test_replica_count_is_fixed_without_a_scale_section() -> None:
     assert load(f"models: [{MODEL}}}]", "f.yaml").models[0].scaling() is None
 
 
-def test_promises_of_the_model_are_in_seconds() -> None:
+def test_objectives_of_the_model_are_converted_to_seconds() -> None:
     found = scale("{max: 8}", ", slo: {ttft_p99_ms: 1500, tpot_p99_ms: 80, latency_p99_ms: 9000}")
 
     assert (found.ttft_s, found.tpot_s, found.latency_s) == (1.5, 0.08, 9.0)
@@ -49,7 +49,7 @@ def test_every_setting_is_accepted() -> None:
     assert found.schedule[0] == ((0, 1, 2, 3, 4), 480, 1200, "Europe/Berlin", 2, 12)
 
 
-def test_other_policies_bring_their_own_windows() -> None:
+def test_other_policies_have_their_own_default_windows() -> None:
     assert scale("{max: 8}").down.window_s == 300
     assert scale("{max: 8, policy: kpa}").down.window_s == 0
     assert scale("{max: 8, policy: kpa, down: {window_s: 60}, target: 3}").down.window_s == 60
@@ -76,7 +76,7 @@ def test_conflicting_settings_are_reported(text: str, found: dict[str, str]) -> 
     assert told(text) == found
 
 
-def test_all_of_it_is_told_when_a_file_is_read() -> None:
+def test_all_scaling_conflicts_are_reported_when_a_file_is_read() -> None:
     with pytest.raises(ClusterFileError) as caught:
         load(f"models: [{MODEL}, replicas: 9, scale: {{min: 5, max: 4}}}}]", "f.yaml")
 

@@ -31,11 +31,11 @@ def at(text: str, zone: str = BERLIN, fold: int = 0) -> float:
         (Hours((0,), 8 * 60, 8 * 60, BERLIN), "2026-03-31T07:59", True),  # a whole day
     ],
 )
-def test_hours_hold_by_the_clock_on_the_wall(hours: Hours, when: str, holds: bool) -> None:
+def test_schedule_hours_follow_local_time(hours: Hours, when: str, holds: bool) -> None:
     assert hours.hold(at(when)) is holds
 
 
-def test_hours_are_an_hour_shorter_or_longer_when_clocks_change() -> None:
+def test_schedule_hours_shrink_or_grow_at_clock_changes() -> None:
     night = Hours((5,), 0, 6 * 60, BERLIN)._replace(days=(6,))
     spring, autumn = at("2026-03-29T00:00"), at("2026-10-25T00:00")
 
@@ -44,7 +44,7 @@ def test_hours_are_an_hour_shorter_or_longer_when_clocks_change() -> None:
     assert lengths == [5.0, 7.0]
 
 
-def test_an_hour_that_comes_twice_counts_twice() -> None:
+def test_repeated_hour_at_a_clock_change_counts_twice() -> None:
     two = Hours((6,), 2 * 60, 3 * 60, BERLIN)
 
     assert two.hold(at("2026-10-25T02:30"))
@@ -61,11 +61,11 @@ def test_an_hour_that_comes_twice_counts_twice() -> None:
         ("wed-wed,mon", (0, 2)),
     ],
 )
-def test_days_are_lists_and_ranges(text: str, days: tuple[int, ...]) -> None:
+def test_days_are_parsed_as_lists_and_ranges(text: str, days: tuple[int, ...]) -> None:
     assert days_of(text) == days
 
 
-def test_times_are_minutes_from_midnight() -> None:
+def test_times_are_parsed_as_minutes_from_midnight() -> None:
     assert [minutes_of(text) for text in ("00:00", "08:30", "24:00")] == [0, 510, 1440]
 
 
@@ -73,5 +73,5 @@ def test_times_are_minutes_from_midnight() -> None:
     ("name", "known"),
     [("UTC", True), (BERLIN, True), ("Mars/Olympus", False), ("", False), ("../x", False), ("Europe", False)],
 )
-def test_time_zones_are_those_of_the_database(name: str, known: bool) -> None:
+def test_time_zones_are_those_of_the_tz_database(name: str, known: bool) -> None:
     assert is_zone(name) is known

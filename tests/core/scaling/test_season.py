@@ -36,17 +36,17 @@ def lived(load: Callable[[float], float], days: float, horizon_s: float = 1800.0
     return season
 
 
-def test_nothing_is_known_at_first_but_the_trend() -> None:
+def test_forecast_without_history_is_the_trend() -> None:
     assert best(Season()) == 0
     assert forecast(Season(), 100.0, 0.1, 60.0, T0) == 106.0
 
 
 @pytest.mark.parametrize(("slope", "found"), [(1e6, 100 * RATIO_MAX), (-1e6, 100 / RATIO_MAX)])
-def test_a_trend_has_an_end(slope: float, found: float) -> None:
+def test_trend_forecast_is_bounded(slope: float, found: float) -> None:
     assert forecast(Season(), 100.0, slope, 60.0, T0) == found
 
 
-def test_after_a_day_the_time_of_the_day_counts() -> None:
+def test_forecast_follows_the_time_of_day_after_a_day() -> None:
     season = lived(by_day, 2.0)
     now = T0 + 2 * DAY_S
 
@@ -56,7 +56,7 @@ def test_after_a_day_the_time_of_the_day_counts() -> None:
         assert forecast(season, by_day(at), 0.0, 1800.0, at) == pytest.approx(by_day(at + 1800), rel=0.06)
 
 
-def test_after_a_week_the_time_of_the_week_counts_where_days_differ() -> None:
+def test_forecast_follows_the_time_of_week_after_a_week_if_days_differ() -> None:
     season = lived(by_week, 15.0)
 
     assert best(season) == 2
@@ -64,7 +64,7 @@ def test_after_a_week_the_time_of_the_week_counts_where_days_differ() -> None:
     assert forecast(season, by_week(eve - 900), 0.0, 1800.0, eve - 900) < by_week(eve - 900) / 2
 
 
-def test_a_load_without_a_season_is_left_to_the_trend() -> None:
+def test_load_without_seasonality_is_forecast_by_trend() -> None:
     def wandering(at: float) -> float:
         return 100 * (1.3 + math.sin(at / 5000) * math.cos(at / 37_000))
 
@@ -74,14 +74,14 @@ def test_a_load_without_a_season_is_left_to_the_trend() -> None:
     assert all(way.error > 0 for way in season.ways)
 
 
-def test_hours_without_load_fall_back_to_the_trend() -> None:
+def test_forecast_of_hours_without_load_is_the_trend() -> None:
     season = lived(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
 
     assert forecast(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0
     assert len(season.forecasts) <= OPEN_MAX
 
 
-def test_a_week_is_remembered_with_more_weight_on_the_last_one() -> None:
+def test_weekly_profile_weights_the_latest_week_most() -> None:
     flat = lived(lambda _: 100.0, 7.1)
     twice = flat
     for tick in range(int(7 * DAY_S / 600)):
@@ -92,7 +92,7 @@ def test_a_week_is_remembered_with_more_weight_on_the_last_one() -> None:
     assert min(twice.week) == pytest.approx(140, abs=1) or max(twice.week) == pytest.approx(140, abs=1)
 
 
-def test_a_way_is_asked_only_when_it_was_tried_often_enough() -> None:
+def test_forecasting_method_is_used_only_after_enough_trials() -> None:
     ways = (Way(0.3, 30), Way(0.1, 29), Way(0.2, 30))
 
     assert best(Season(ways=ways)) == 2

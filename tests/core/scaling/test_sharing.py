@@ -128,9 +128,7 @@ def test_shares_are_stable_and_independent_of_model_order(limits: Limits, claims
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 20), CLAIMS)
-def test_with_equal_replicas_larger_limits_and_fewer_claims_never_reduce_a_share(
-    gpus: int, claims: list[Claim]
-) -> None:
+def test_larger_limits_or_fewer_claims_never_reduce_a_share(gpus: int, claims: list[Claim]) -> None:
     alike = [each._replace(gpus=GPU) for each in claims]
     got, more = shared(Limits(gpus * GPU), alike), shared(Limits((gpus + 1) * GPU), alike)
     alone = shared(Limits(gpus * GPU), alike[:1])
@@ -139,7 +137,7 @@ def test_with_equal_replicas_larger_limits_and_fewer_claims_never_reduce_a_share
     assert alone["m0"] >= got["m0"]
 
 
-def test_a_used_up_limit_names_its_users_largest_first() -> None:
+def test_exhausted_limit_names_its_users_largest_first() -> None:
     claims = [gpu("a", 9, each=0.5), gpu("b", 9), gpu("cpu", 3, each=0)]
     many = [gpu(name, 1) for name in "abcdefghij"]
 
@@ -161,7 +159,7 @@ def test_a_used_up_limit_names_its_users_largest_first() -> None:
     ("placement", "gpus"),
     [({}, 0), ({"gpus": 2}, 2000), ({"gpus": 1, "fraction": 0.3}, 300), ({"gpus": 1, "mig": "1g.10gb"}, 1000)],
 )
-def test_a_replica_counts_as_what_its_placement_says(placement: dict[str, object], gpus: int) -> None:
+def test_replica_counts_the_gpus_of_its_placement(placement: dict[str, object], gpus: int) -> None:
     assert gpus_of(PlacementSettings.model_validate(placement)) == gpus
 
 
@@ -193,7 +191,7 @@ TWO = {"gpus": 2}
         (None, [model(replicas=9)], None),
     ],
 )  # fmt: skip
-def test_limits_below_what_models_have_in_any_case_are_refused(
+def test_limits_below_the_sum_of_minimums_are_rejected(
     limits: object, models: list[object], found: tuple[str, str, str] | None
 ) -> None:
     [*conflicts_] = limit_conflicts({"limits": limits, "models": models})
@@ -205,7 +203,7 @@ def test_limits_below_what_models_have_in_any_case_are_refused(
         assert found[1] in it.found
 
 
-def test_limits_are_part_of_the_cluster_file() -> None:
+def test_limits_are_read_from_the_cluster_file() -> None:
     raw = {"models": [model(replicas=3)], "limits": {"gpus": 8, "replicas": 3}}
 
     assert Cluster.model_validate(raw).limits.value() == Limits(8000, 3)

@@ -15,20 +15,20 @@ def through(traffic: Traffic, reading: Reading, ticks: int) -> Traffic:
     return traffic
 
 
-def test_work_is_tokens_those_of_answers_four_times_and_one_for_each_request() -> None:
+def test_work_is_prompt_tokens_plus_four_per_answer_token_plus_one_per_request() -> None:
     flow = through(Traffic(), BUSY, 1)
 
     assert flow.level == flow.short == flow.long == (5000 + 10 * 401) / 5
     assert (flow.requests, flow.in_flight, flow.output) == (2.0, 4.0, 100.0)
 
 
-def test_the_mean_length_of_answers_stands_when_none_end() -> None:
+def test_mean_answer_length_is_kept_while_none_ends() -> None:
     flow = through(through(Traffic(), BUSY, 10), replace(BUSY, completions=0, output_tokens=0), 10)
 
     assert flow.output == 100.0
 
 
-def test_shorter_means_follow_first_and_there_is_no_trend_before_there_is_a_past() -> None:
+def test_short_window_follows_first_and_slope_needs_history() -> None:
     flow = through(Traffic(), BUSY, 20)
     assert flow.slope() == 0.0
 
@@ -39,7 +39,7 @@ def test_shorter_means_follow_first_and_there_is_no_trend_before_there_is_a_past
     assert flow.seen_s == LONG_S
 
 
-def test_the_highest_load_of_each_replica_stays_for_a_while() -> None:
+def test_peak_load_per_replica_is_remembered_for_a_while() -> None:
     flow = through(Traffic(), replace(BUSY, ready=2), 12)
     high = peak(flow)
 

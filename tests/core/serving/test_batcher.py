@@ -117,7 +117,7 @@ ELEVEN = [Come(11)]
         ((8,), DELAY_S, [Come(3), Come(3, at=0.01, shape="other"), Come(2, at=0.02)], [3, 3, 2]),
     ],
 )
-def test_batches_are_those_that_triton_makes(
+def test_batches_equal_those_of_triton(
     preferred: tuple[int, ...], delay_s: float, pattern: list[Come], sizes: list[int]
 ) -> None:
     assert play(DynamicBatching(preferred, delay_s), pattern).sizes == sizes
@@ -127,7 +127,7 @@ def test_batches_are_those_that_triton_makes(
     ("preferred", "delay_s", "latency_s"),
     [((1, 4, 8), DELAY_S, 0.05), ((4, 8), DELAY_S, 0.35), ((), DELAY_S, 0.35), ((4, 8), 0.0, 0.05), ((), 0.0, 0.05)],
 )
-def test_a_delay_costs_a_lone_request_nothing_if_one_is_a_preferred_size(
+def test_delay_does_not_apply_to_a_single_request_of_a_preferred_size(
     preferred: tuple[int, ...], delay_s: float, latency_s: float
 ) -> None:
     assert play(DynamicBatching(preferred, delay_s), [Come(1)]).latencies_s == [latency_s]
@@ -139,7 +139,7 @@ def test_without_batching_every_request_is_a_batch(instances: int) -> None:
     assert played.sizes == [3] * 5 + [1] * 4
 
 
-def test_a_model_that_does_not_batch_may_still_have_policies() -> None:
+def test_queue_policies_apply_to_models_without_batching() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching(default_policy=QueuePolicy(queue_max=2)), 0)
     offer(batcher, "ab")
     with pytest.raises(Refused, match=QUEUE_FULL):
@@ -166,7 +166,7 @@ def test_two_batches_are_formed_ahead_for_each_instance(instances: int, sizes: l
         pytest.param(0.5, 16, "other", ["abc", "de"], id="it has another shape"),
     ],
 )
-def test_a_batch_behind_joins_the_first_once_it_has_waited_for_the_delay(
+def test_overdue_batch_is_merged_into_the_first_one(
     now: float, max_batch: int, shape: str, batches: list[str]
 ) -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((4,), DELAY_S), max_batch)
@@ -176,7 +176,7 @@ def test_a_batch_behind_joins_the_first_once_it_has_waited_for_the_delay(
     assert [taken(batcher, now) for _ in batches] == batches
 
 
-def test_a_batch_whose_oldest_request_is_cancelled_has_waited_since_its_next_one_came() -> None:
+def test_batch_delay_counts_from_the_oldest_remaining_request() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((), DELAY_S), 8)
     offer(batcher, "abcdefg")
     offer(batcher, "h", rows=2)
@@ -185,7 +185,7 @@ def test_a_batch_whose_oldest_request_is_cancelled_has_waited_since_its_next_one
     assert [taken(batcher, 2 * DELAY_S) for _ in range(2)] == ["abcdefg", "i"]
 
 
-def test_what_waits_for_company_goes_when_a_request_of_another_shape_is_next() -> None:
+def test_batch_is_closed_by_a_request_of_another_shape() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((8,), DELAY_S), 8)
     offer(batcher, "ab")
     assert batcher.poll(0.0) == WaitUntil(DELAY_S)
@@ -212,7 +212,7 @@ def test_a_request_that_times_out_leaves_even_while_a_batch_is_held_back() -> No
     assert TIMEOUT_EXPIRED == "Request timeout expired"
 
 
-def test_a_late_request_is_served_after_the_others_of_its_level() -> None:
+def test_timed_out_request_with_delay_action_goes_behind_its_level() -> None:
     policy = QueuePolicy(timeout_action=TimeoutAction.DELAY, timeout_s=0.1)
     batcher: Batcher[str] = Batcher(DynamicBatching((1,), default_policy=policy), 2)
     offer(batcher, "ab")
@@ -239,7 +239,7 @@ def test_a_batch_is_not_held_back_for_longer_than_its_deadlines_allow() -> None:
     assert batcher.next_expiry is None
 
 
-def test_a_request_that_cannot_meet_its_deadline_leaves_also_out_of_a_batch_that_waits() -> None:
+def test_request_that_cannot_meet_its_deadline_leaves_a_formed_batch() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching(), 4)
     offer(batcher, "a", deadline=9.0)
     offer(batcher, "b", deadline=2.0)
@@ -267,7 +267,7 @@ def test_a_cancelled_request_leaves_the_batch_and_makes_room() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
-def test_no_other_sizes_of_batches_would_make_the_slowest_answers_much_faster(share: float) -> None:
+def test_batch_sizes_keep_tail_latency_near_the_optimum(share: float) -> None:
     """At a share of what full batches can do; requests come evenly, and a run costs something whatever its size."""
     most, row_s = 8, 0.45 * RUN_S
     rate = share * most / (RUN_S + most * row_s)
@@ -281,7 +281,7 @@ def test_no_other_sizes_of_batches_would_make_the_slowest_answers_much_faster(sh
 
 
 @pytest.mark.interpreted
-def test_the_number_of_waiting_requests_is_bounded_whatever_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_length_is_bounded_under_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     batcher: Batcher[str] = Batcher(DynamicBatching(), 4)
     offer(batcher, "abc")
@@ -295,7 +295,7 @@ def test_the_number_of_waiting_requests_is_bounded_whatever_the_policy(monkeypat
     st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=60),
     st.sampled_from([0.5, 2.0]),
 )
-def test_with_ageing_no_level_starves(arrivals: list[tuple[int, bool]], step_s: float) -> None:
+def test_ageing_prevents_starvation_of_priority_levels(arrivals: list[tuple[int, bool]], step_s: float) -> None:
     """Whatever is served before a request of level n has come no later than (n - 1) steps after it."""
     batcher: Batcher[tuple[int, int, float]] = Batcher(
         DynamicBatching((2,), levels=3, default_level=3, age_step_s=step_s), 2

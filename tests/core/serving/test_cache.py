@@ -16,7 +16,7 @@ BUDGET_BYTES = 4 * ENTRY_BYTES
         max_size=60,
     )
 )
-def test_it_behaves_like_a_list_that_is_searched(operations: list[tuple[str, int, int]]) -> None:
+def test_lru_cache_equals_a_naive_ordered_list(operations: list[tuple[str, int, int]]) -> None:
     cache: ByteLru[int, int] = ByteLru(BUDGET_BYTES)
     naive: OrderedDict[int, tuple[int, int]] = OrderedDict()
     for number, (operation, key, size) in enumerate(operations):
@@ -42,7 +42,7 @@ def test_it_behaves_like_a_list_that_is_searched(operations: list[tuple[str, int
     assert (len(cache), cache.used_bytes) == (0, 0)
 
 
-def test_evictions_are_counted_and_replacing_is_none() -> None:
+def test_cache_counts_evictions_but_not_replacements() -> None:
     cache: ByteLru[str, int] = ByteLru(2 * ENTRY_BYTES)
     for key in ("a", "b", "b", "c"):
         cache.put(key, 0, 0)

@@ -46,7 +46,7 @@ def test_valid_ensemble_has_no_problems() -> None:
     assert check(GOOD, lookup(*MODELS)) == ((), (False, False), False)
 
 
-def test_one_response_of_a_decoupled_step_makes_many() -> None:
+def test_ensemble_with_a_decoupled_step_is_decoupled() -> None:
     assert check(GOOD, lookup(model("a"), model("b", decoupled=True))) == ((), (False, True), True)
 
 
@@ -97,7 +97,7 @@ def test_one_response_of_a_decoupled_step_makes_many() -> None:
         ((FIRST, step("single", {"I": "t"}, {"O": "y"})), []),
     ],
 )  # fmt: skip
-def test_every_problem_has_the_error_message_of_triton(steps: tuple[Step, ...], problems: list[str]) -> None:
+def test_ensemble_problems_have_the_error_messages_of_triton(steps: tuple[Step, ...], problems: list[str]) -> None:
     others = (
         model("two", "IJ"),
         replace(model("optional", "I"), inputs=(spec("I", 4), spec("J", 4, optional=True))),
@@ -109,14 +109,14 @@ def test_every_problem_has_the_error_message_of_triton(steps: tuple[Step, ...], 
     assert list(check(replace(GOOD, steps=steps), lookup(*MODELS, *others)).problems) == problems
 
 
-def test_an_ensemble_is_not_warmed_up_and_its_reshapes_count() -> None:
+def test_ensemble_rejects_warm_up_and_applies_reshapes() -> None:
     config = replace(
         GOOD, warmups=(Warmup("w", 1, {}),), inputs=(TensorSpec("x", Datatype.FP32, (2, 2), reshape=(4,)),)
     )
     assert check(config, lookup(*MODELS)).problems == ("model_warmup can not be specified for ensemble 'e'",)
 
 
-def test_what_comes_from_different_decoupled_models_does_not_meet() -> None:
+def test_tensors_of_different_decoupled_steps_may_not_be_combined() -> None:
     models = lookup(model("a", decoupled=True), model("b"), model("c", "IJ"))
     text = "in ensemble e, step of model '{}' receives inputs originated from different decoupled models"
     join = step("c", {"I": "t", "J": "x"}, {"O": "y"})
@@ -153,14 +153,14 @@ def test_what_comes_from_different_decoupled_models_does_not_meet() -> None:
         ),
     ],
 )  # fmt: skip
-def test_models_are_loaded_before_the_ensembles_that_need_them(
+def test_load_order_puts_models_before_their_ensembles(
     needs: dict[str, set[str]], order: list[str], problems: dict[str, str]
 ) -> None:
     assert load_order(needs) == (order, problems)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdefg"), max_size=3)))
-def test_every_model_is_in_the_order_or_has_a_problem(needs: dict[str, set[str]]) -> None:
+def test_load_order_contains_every_model_without_a_problem(needs: dict[str, set[str]]) -> None:
     order, problems = load_order(needs)
     assert sorted([*order, *problems]) == sorted(needs)
     for index, name in enumerate(order):
@@ -170,7 +170,7 @@ def test_every_model_is_in_the_order_or_has_a_problem(needs: dict[str, set[str]]
 CALLER = replace(model("c"), parameters={"forebay.calls": " b, a,b,c, "})
 
 
-def test_a_model_needs_those_that_it_says_it_calls() -> None:
+def test_declared_calls_are_dependencies_of_a_model() -> None:
     assert CALLER.needs == ("b", "a")
     assert GOOD.needs == ("a", "b")
     assert lacks(CALLER, lookup(*MODELS)) == ()
@@ -190,7 +190,7 @@ TENSORS = st.sets(st.sampled_from("xypqr"), min_size=1, max_size=2)
 
 
 @given(st.lists(st.tuples(TENSORS, TENSORS), max_size=5))
-def test_whatever_steps_are_joined_to_is_checked(steps: list[tuple[set[str], set[str]]]) -> None:
+def test_circular_and_duplicate_tensors_of_any_steps_are_found(steps: list[tuple[set[str], set[str]]]) -> None:
     joined = tuple(
         step("a", dict(zip("IJ", sorted(given), strict=False)), dict(zip("OP", sorted(made), strict=False)))
         for given, made in steps
@@ -200,7 +200,7 @@ def test_whatever_steps_are_joined_to_is_checked(steps: list[tuple[set[str], set
     assert not alone or any("circular dependency" in each or "only once" in each for each in problems)
 
 
-def test_as_many_run_abreast_as_there_are_instances() -> None:
+def test_concurrency_of_a_model_is_its_number_of_instances() -> None:
     two = replace(model("b"), instances=(InstanceGroup(count=2),))
     assert abreast(two, lookup()) == 2
     assert abreast(GOOD, lookup(model("a"), two)) == 3

@@ -39,7 +39,7 @@ def starts(progress: Said) -> list[tuple[int, dict[str, str]]]:
     return [(start.step, start.inputs) for start in progress.starts]
 
 
-def test_a_step_starts_when_its_inputs_are_there_and_memory_goes_when_the_last_reader_has_ended() -> None:
+def test_step_starts_with_its_inputs_and_memory_is_freed_after_the_last_reader() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
     said = flow.begin({"x": "1"}, "request")
     assert starts(said) == [(0, {"X": "1"}), (1, {"X": "1"})]
@@ -53,7 +53,7 @@ def test_a_step_starts_when_its_inputs_are_there_and_memory_goes_when_the_last_r
     assert flow.sent(0) == ["of 2"]
 
 
-def test_steps_that_no_wanted_output_needs_do_not_run() -> None:
+def test_steps_not_needed_for_requested_outputs_do_not_run() -> None:
     graph = dag("xy", "vw", "x>tu", "t>v", "yu>w")
     flow: Flow[str, str] = Flow(graph, ["v"])
     assert starts(flow.begin({"x": "1", "y": "2"})) == [(0, {"X": "1"})]
@@ -64,7 +64,7 @@ def test_steps_that_no_wanted_output_needs_do_not_run() -> None:
     assert flow.sent(0) == []
 
 
-def test_a_response_without_tensors_and_one_that_comes_too_late_are_freed() -> None:
+def test_empty_and_late_responses_are_freed() -> None:
     flow: Flow[str, str] = Flow(dag("xy", "vw", "x>v", "y>w"), ["v"])
     assert flow.begin({"x": "1"}).freed == []
     said = flow.result(1, {}, "empty", final=True)
@@ -86,7 +86,7 @@ def test_optional_tensors_that_are_missing_are_left_out() -> None:
     assert starts(flow.result(1, {"U": "2"}, final=True)) == [(1, {"U": "2"})]
 
 
-def test_every_response_of_a_decoupled_step_is_carried_through_and_they_leave_in_order() -> None:
+def test_responses_of_a_decoupled_step_pass_through_in_order() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>>t", "t>z"))
     flow.begin({"x": "0"}, "request")
     assert starts(flow.result(1, {"T": "a"}, "a", final=False)) == [(1, {"T": "a"})]
@@ -99,7 +99,7 @@ def test_every_response_of_a_decoupled_step_is_carried_through_and_they_leave_in
     assert [flow.sent(1), flow.sent(0)] == [["B"], ["A"]]
 
 
-def test_a_decoupled_step_may_give_nothing_but_no_other_may() -> None:
+def test_only_decoupled_steps_may_have_no_response() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>>z"))
     flow.begin({"x": "0"}, "request")
     assert flow.result(1, None, final=True) == Progress(freed=["request"], ended=True)
@@ -127,7 +127,7 @@ def test_a_failing_step_ends_the_ensemble_and_is_named(text: str, error: str) ->
     assert flow.abandon() == Progress()
 
 
-def test_what_a_step_still_reads_is_not_given_back_when_another_one_fails() -> None:
+def test_tensors_read_by_a_running_step_survive_the_failure_of_another() -> None:
     flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "xtu>z"))
     flow.begin({"x": "1"}, "request")
     assert flow.fail(1, "no").freed == []
@@ -142,7 +142,7 @@ def test_only_the_first_failure_of_an_ensemble_is_reported() -> None:
     assert flow.fail(1, "cancelled") == Progress(freed=["request"])
 
 
-def test_only_so_many_plans_are_kept() -> None:
+def test_cached_ensemble_plans_are_bounded() -> None:
     outputs = "abcdefgh"
     graph = dag("x", outputs, f"x>{outputs}")
     wanted = [[a, b] for a in outputs for b in outputs] + [[a, b, "h"] for a in outputs for b in outputs]
@@ -249,7 +249,7 @@ class Play:
 
 @settings(max_examples=examples(300))
 @given(graph=graphs(), data=st.data(), breaks=st.booleans())
-def test_outputs_are_what_the_graph_says_and_every_lease_is_freed_once_and_not_too_early(
+def test_ensemble_outputs_follow_the_graph_and_leases_are_freed_exactly_once(
     graph: tuple[list[str], list[str]], data: st.DataObject, breaks: bool
 ) -> None:
     steps, wanted = graph
@@ -273,7 +273,7 @@ def test_outputs_are_what_the_graph_says_and_every_lease_is_freed_once_and_not_t
     assert play.freed == Counter(play.leases)
 
 
-def test_each_step_lets_so_many_in_and_the_others_wait_in_order() -> None:
+def test_inflight_limit_of_a_step_queues_runs_in_order() -> None:
     gates: Gates[str] = Gates(2, steps=2)
     assert [gates.enter(0, key) for key in "abcde"] == [True, True, False, False, False]
     assert gates.enter(1, "a")
@@ -299,7 +299,7 @@ def test_each_step_lets_so_many_in_and_the_others_wait_in_order() -> None:
         ((2, 4), 2, (4,), False, (2, 4)),
     ],
 )
-def test_between_models_that_batch_and_those_that_do_not_the_batch_dimension_comes_and_goes(
+def test_batch_dimension_is_added_or_removed_between_steps(
     shape: tuple[int, ...], made_rows: int, dims: tuple[int, ...], batches: bool, carried: tuple[int, ...]
 ) -> None:
     assert carried_shape(shape, made_rows, dims, batches) == carried

@@ -16,7 +16,7 @@ def one(count: int, name: str = "R", is_global: bool = False) -> list[Resource]:
 
 
 @pytest.mark.parametrize("priorities", [(1, 2), (1, 1, 1), (1, 3, 4), (0, 2)])
-def test_turns_are_shared_by_priority(priorities: tuple[int, ...]) -> None:
+def test_rate_limiter_shares_turns_by_priority(priorities: tuple[int, ...]) -> None:
     limiter: Limiter[int] = Limiter()
     for key, priority in enumerate(priorities):
         limiter.add(key, one(1), priority=priority)
@@ -31,7 +31,7 @@ def test_turns_are_shared_by_priority(priorities: tuple[int, ...]) -> None:
     assert max(shares) - min(shares) <= 2 * max(priorities)
 
 
-def test_an_instance_that_was_idle_does_not_catch_up() -> None:
+def test_idle_instance_earns_no_extra_turns() -> None:
     limiter: Limiter[str] = Limiter()
     limiter.add("early", one(1))
     limiter.add("late", one(1))
@@ -108,7 +108,7 @@ def test_withdrawn_and_removed_instances_block_no_others() -> None:
     assert limiter.grants() == ["d"]
 
 
-def test_of_a_global_resource_the_largest_amount_counts_whatever_its_device() -> None:
+def test_global_resource_has_the_largest_amount_of_any_device() -> None:
     limiter: Limiter[str] = Limiter([Amount("R", 1), Amount("R", 2, device=7)])
     for key, device in (("a", 0), ("b", 1), ("c", 2)):
         limiter.add(key, one(1, is_global=True), device)
@@ -116,7 +116,7 @@ def test_of_a_global_resource_the_largest_amount_counts_whatever_its_device() ->
     assert limiter.grants() == ["a", "b"]
 
 
-def test_devices_have_their_own_amounts() -> None:
+def test_resource_amounts_are_per_device() -> None:
     limiter: Limiter[str] = Limiter()
     for key, device in (("a", 0), ("b", 1), ("c", 1)):
         limiter.add(key, one(3), device)
@@ -124,7 +124,7 @@ def test_devices_have_their_own_amounts() -> None:
     assert limiter.grants() == ["a", "b"]
 
 
-def test_a_resource_is_either_global_or_of_a_device() -> None:
+def test_resource_declared_both_global_and_per_device_is_rejected() -> None:
     limiter: Limiter[str] = Limiter()
     limiter.add("a", one(1))
     with pytest.raises(Refused, match='Resource "R" is present as both global and device-specific resource in the'):
@@ -142,9 +142,7 @@ def test_a_resource_is_either_global_or_of_a_device() -> None:
         max_size=60,
     ),
 )
-def test_grants_fit_the_resources_which_are_all_returned_and_never_idle(
-    amounts: bool, operations: list[tuple[str, int]]
-) -> None:
+def test_grants_fit_the_resources_and_never_leave_them_idle(amounts: bool, operations: list[tuple[str, int]]) -> None:
     limiter: Limiter[int] = Limiter([Amount("R", 5), Amount("S", 4)] if amounts else [])
     known, waiting, running = set[int](), set[int](), set[int]()
 

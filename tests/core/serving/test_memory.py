@@ -73,7 +73,7 @@ def test_only_idle_unpinned_models_are_evicted_as_needed_within_the_budget(
         assert memory.used_bytes == sum(each.size_bytes for each in memory.standing())
 
 
-def test_the_least_recently_used_gives_way_and_what_is_small_is_spared() -> None:
+def test_eviction_takes_least_recently_used_models_and_spares_superfluous_ones() -> None:
     memory = MemoryBudget(10)
     for name, size in (("a", 4), ("b", 4), ("c", 2)):
         memory.admit(name, size)
@@ -85,7 +85,7 @@ def test_the_least_recently_used_gives_way_and_what_is_small_is_spared() -> None
     assert memory.admit("e", 4) == ("a",), "without c's 2 bytes it would still not fit, with a's 4 it does"
 
 
-def test_when_models_grow_those_give_way_that_were_not_used_last() -> None:
+def test_growth_beyond_the_budget_evicts_least_recently_used_models() -> None:
     memory = MemoryBudget(10)
     for name in NAMES[:3]:
         memory.admit(name, 3, pinned=name == "b")
@@ -107,9 +107,7 @@ def test_a_model_that_may_fit_later_is_deferred_without_changes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["idle", "busy", "pinned"])), max_size=6), st.data())
-def test_models_asked_to_fall_idle_are_enough_and_all_needed(
-    models: list[tuple[int, str]], data: st.DataObject
-) -> None:
+def test_relief_names_sufficient_and_necessary_models(models: list[tuple[int, str]], data: st.DataObject) -> None:
     memory = MemoryBudget(sum(size for size, _ in models))
     for number, (size, kind) in enumerate(models):
         memory.admit(str(number), size, pinned=kind == "pinned")
@@ -130,7 +128,7 @@ def test_models_asked_to_fall_idle_are_enough_and_all_needed(
     assert all(freed - sizes[name] < lacking for name in chosen)
 
 
-def test_what_holds_nothing_need_not_go_and_the_most_is_what_is_not_pinned() -> None:
+def test_models_of_size_zero_are_not_evicted_and_pinned_memory_limits_the_rest() -> None:
     memory = MemoryBudget(10)
     memory.admit("nothing", 0)
     memory.admit("a", 6)
@@ -139,7 +137,7 @@ def test_what_holds_nothing_need_not_go_and_the_most_is_what_is_not_pinned() -> 
     assert [memory.most_bytes(name) for name in ("b", "p")] == [7, 10]
 
 
-def test_nothing_fits_beside_what_is_pinned_and_has_outgrown_the_budget() -> None:
+def test_no_model_fits_beside_pinned_models_that_exceed_the_budget() -> None:
     memory = MemoryBudget(10)
     memory.admit("p", 5, pinned=True)
     memory.resize("p", 11)
@@ -147,7 +145,7 @@ def test_nothing_fits_beside_what_is_pinned_and_has_outgrown_the_budget() -> Non
         memory.admit("n", 0)
 
 
-def test_a_refusal_shows_the_sum() -> None:
+def test_memory_refusal_shows_the_calculation() -> None:
     memory = MemoryBudget(4 * GIB)
     with pytest.raises(Refused, match=r"^needs 9\.00 GiB, more than the memory budget of 4\.00 GiB$") as caught:
         memory.admit("huge:1#5", 9 * GIB)

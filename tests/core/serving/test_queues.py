@@ -38,7 +38,7 @@ def levels(number: int, default: int = 2, **changes: object) -> DynamicBatching:
         pytest.param(levels(2), [2, 1, 2, 1], "bdac", id="within a level the first to come is the first"),
     ],
 )
-def test_levels_are_served_one_after_the_other(batching: DynamicBatching, asked: list[int], expected: str) -> None:
+def test_priority_levels_are_served_in_order(batching: DynamicBatching, asked: list[int], expected: str) -> None:
     queues: Queues[str] = Queues(batching)
     for item, level in zip("abcd", asked, strict=False):
         add(queues, item, level)
@@ -89,7 +89,7 @@ def test_a_request_may_only_shorten_its_timeout_and_only_where_that_is_allowed(
     assert queues.next_timeout() == expected
 
 
-def test_what_is_late_is_rejected_or_goes_behind_all_others_of_its_level() -> None:
+def test_timed_out_request_is_rejected_or_moved_behind_its_level() -> None:
     queues: Queues[str] = Queues(levels(3, policies={1: DELAY_1S, 2: QueuePolicy(timeout_s=2.0)}))
     for item, level, at in [("a", 1, 0.0), ("b", 1, 0.5), ("c", 2, 0.0), ("d", 3, 0.0), ("e", 1, 1.4)]:
         add(queues, item, level, at=at)
@@ -101,7 +101,7 @@ def test_what_is_late_is_rejected_or_goes_behind_all_others_of_its_level() -> No
     assert queues.next_timeout() == 2.4
 
 
-def test_only_late_ones_are_left() -> None:
+def test_queue_with_only_delayed_requests_serves_them() -> None:
     queues: Queues[str] = Queues(DynamicBatching(default_policy=DELAY_1S))
     entry = add(queues, "a")
     assert list(queues.overdue(1.0)) == []
@@ -124,9 +124,7 @@ ARRIVALS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.0, 0.125, 0.
 
 
 @given(ARRIVALS, st.sampled_from([0.25, 1.0]))
-def test_with_ageing_no_request_is_overtaken_by_much_later_ones(
-    arrivals: list[tuple[int, float]], step_s: float
-) -> None:
+def test_ageing_bounds_overtaking_by_later_requests(arrivals: list[tuple[int, float]], step_s: float) -> None:
     """A request of level n is overtaken by nothing that comes later than (n - 1) steps after it."""
     queues: Queues[str] = Queues(levels(4, age_step_s=step_s))
     now, numbers = 0.0, count()
@@ -139,7 +137,7 @@ def test_with_ageing_no_request_is_overtaken_by_much_later_ones(
             assert earlier.since <= entry.since + (entry.level.number - 1) * step_s
 
 
-def test_with_ageing_a_late_request_counts_as_a_level_lower_from_then_on() -> None:
+def test_ageing_lowers_a_delayed_request_by_one_level() -> None:
     queues: Queues[str] = Queues(levels(3, policies={1: DELAY_1S}, age_step_s=1.0))
     for item, level, at in [("a", 1, 0.0), ("b", 1, 0.9), ("c", 1, 1.9), ("d", 3, 1.9), ("e", 1, 2.1)]:
         list(queues.overdue(at))
@@ -148,7 +146,7 @@ def test_with_ageing_a_late_request_counts_as_a_level_lower_from_then_on() -> No
     assert order(queues) == "ceabd"
 
 
-def test_alarms_of_removed_requests_are_discarded() -> None:
+def test_timers_of_removed_requests_are_discarded() -> None:
     alarms: Alarms[int] = Alarms()
     stays = Waiting(-1, 1, None, 0.0, math.inf)
     alarms.add(5.0, stays)

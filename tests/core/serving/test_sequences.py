@@ -55,7 +55,7 @@ def turn(served: Sequencer[str], instance: int = 0, now: float = 0.0) -> list[st
     return items(ran)
 
 
-def test_direct_keeps_every_sequence_in_its_place_of_the_batch() -> None:
+def test_direct_strategy_keeps_each_sequence_in_its_batch_slot() -> None:
     served = sequencer(DIRECT, max_batch=3)
     offer_all(served, "(a1", "(b1", "(c1", "a2", "c2)", "(d1)", "b2")
     assert turn(served) == ["(a1", "(b1", "(c1"]
@@ -66,7 +66,7 @@ def test_direct_keeps_every_sequence_in_its_place_of_the_batch() -> None:
     assert served.poll(0, 0.0) == Idle()
 
 
-def test_an_instance_that_runs_has_nothing_to_do_and_each_sequence_stays_with_its_own() -> None:
+def test_busy_instance_gets_no_run_and_sequences_stay_with_their_instance() -> None:
     served = sequencer(DIRECT, instances=2)
     offer_all(served, "(a1", "(b1", "(c1")
     assert [served.sequences, served.waiting] == [3, 3]
@@ -81,7 +81,7 @@ def test_an_instance_that_runs_has_nothing_to_do_and_each_sequence_stays_with_it
     assert served.poll(7, 0.0) == Idle()
 
 
-def test_direct_runs_what_has_waited_longest_and_what_has_its_shape() -> None:
+def test_direct_strategy_runs_the_longest_waiting_request_and_those_of_its_shape() -> None:
     served = sequencer(DIRECT, max_batch=3)
     for number, (item, shape) in enumerate([("(a1", 4), ("(b1", 5), ("(c1", 4), ("a2", 4)]):
         offer(served, item, shape=shape, now=float(number))
@@ -93,7 +93,7 @@ def test_direct_runs_what_has_waited_longest_and_what_has_its_shape() -> None:
 @pytest.mark.parametrize(
     ("delay_s", "utilization", "waits"), [(1.0, 0.6, True), (1.0, 0.5, False), (0.0, 1.0, False), (1.0, 0.0, False)]
 )
-def test_direct_waits_for_company_only_if_both_a_delay_and_a_utilization_are_set(
+def test_direct_strategy_delays_only_with_a_delay_and_a_minimum_utilization(
     delay_s: float, utilization: float, waits: bool
 ) -> None:
     batching = SequenceBatching(delay_s=delay_s, minimum_slot_utilization=utilization)
@@ -105,7 +105,7 @@ def test_direct_waits_for_company_only_if_both_a_delay_and_a_utilization_are_set
     assert turn(served, now=3.0 if waits else 2.6) == ["(a1", "(b1"]
 
 
-def test_oldest_batches_one_request_of_each_sequence_the_oldest_first() -> None:
+def test_oldest_strategy_batches_one_request_per_sequence_oldest_first() -> None:
     served = sequencer(
         SequenceBatching(oldest=True, candidates_max=3, preferred_sizes=(2,), delay_s=9.0), max_batch=2
     )
@@ -127,7 +127,7 @@ def test_the_next_request_of_a_sequence_runs_when_the_one_before_has(batching: S
 
 
 @BOTH
-def test_the_backlog_is_served_in_order_and_its_later_requests_follow(batching: SequenceBatching) -> None:
+def test_sequence_backlog_gets_slots_in_order_with_all_its_requests(batching: SequenceBatching) -> None:
     served = sequencer(batching, max_batch=1)
     offer_all(served, "(a1", "(b1", "(c1", "b2)", "a2)")
     assert served.sequences == 3
@@ -137,7 +137,7 @@ def test_the_backlog_is_served_in_order_and_its_later_requests_follow(batching: 
 
 
 @BOTH
-def test_rows_say_what_the_model_is_told_and_a_new_start_is_a_new_life(batching: SequenceBatching) -> None:
+def test_run_rows_have_start_and_end_flags_and_each_start_begins_a_new_sequence(batching: SequenceBatching) -> None:
     served = sequencer(batching)
     assert offer(served, "(a1") is False
     assert offer(served, "(a2") is True
@@ -286,7 +286,7 @@ def test_requests_that_wait_too_long_for_a_slot_leave_with_their_whole_sequence(
         ("(a1)", "(b1)", ["(b1)"], ["(a1)"]),
     ],
 )
-def test_a_cancelled_request_takes_along_what_comes_after_it_and_frees_the_slot(
+def test_cancelled_request_ends_its_sequence_and_frees_the_slot(
     batching: SequenceBatching, offered: str, cancelled: str, gone: list[str], runs: list[str]
 ) -> None:
     served = sequencer(batching, max_batch=1)
@@ -306,7 +306,7 @@ def test_of_two_sequences_under_one_id_only_that_of_the_cancelled_request_ends(b
 
 
 @BOTH
-def test_what_runs_cannot_be_cancelled_any_more(batching: SequenceBatching) -> None:
+def test_running_sequence_request_cannot_be_cancelled(batching: SequenceBatching) -> None:
     served = sequencer(batching)
     offer_all(served, "(a1", "a2")
     under_way = run(served)
@@ -318,7 +318,7 @@ def test_what_runs_cannot_be_cancelled_any_more(batching: SequenceBatching) -> N
 
 
 @BOTH
-def test_with_a_lost_instance_its_sequences_end_and_the_backlog_goes_on(batching: SequenceBatching) -> None:
+def test_lost_instance_ends_its_sequences_and_the_backlog_continues(batching: SequenceBatching) -> None:
     served = sequencer(batching, max_batch=2)
     offer_all(served, "(a1", "(b1", "(c1", "c2)")
     under_way = run(served)
@@ -367,7 +367,7 @@ def test_shutdown_ends_all_waiting_requests(batching: SequenceBatching) -> None:
         offer(served, "(d1")
 
 
-def test_requests_in_a_dynamic_batcher_are_lost_too() -> None:
+def test_lost_instance_returns_requests_of_its_dynamic_batcher() -> None:
     served = sequencer(OLDEST)
     offer_all(served, "(a1", "a2", "(b1)")
     assert served.lost(0, 0.0) == ["(a1", "a2", "(b1)"]
@@ -375,7 +375,7 @@ def test_requests_in_a_dynamic_batcher_are_lost_too() -> None:
 
 
 @BOTH
-def test_a_retiring_instance_finishes_what_it_has(batching: SequenceBatching) -> None:
+def test_retiring_instance_finishes_its_sequences(batching: SequenceBatching) -> None:
     served = sequencer(batching, max_batch=1, instances=2)
     offer_all(served, "(a1")
     served.retire(0)
@@ -393,7 +393,7 @@ def test_a_retiring_instance_finishes_what_it_has(batching: SequenceBatching) ->
     assert served.retired(2)
 
 
-def test_an_iterative_model_takes_turns_until_it_wants_no_more() -> None:
+def test_iterative_model_reruns_a_request_until_it_is_finished() -> None:
     served = sequencer(ITERATIVE)
     offer(served, "a", corrid=0)
     offer(served, "b", corrid=0)
@@ -413,7 +413,7 @@ def test_an_iterative_model_takes_turns_until_it_wants_no_more() -> None:
     assert served.sequences == 0
 
 
-def test_there_is_no_other_turn_once_the_instance_is_lost() -> None:
+def test_iterative_request_is_not_rerun_after_its_instance_is_lost() -> None:
     for retired in (False, True):
         served = sequencer(ITERATIVE)
         offer(served, "a", corrid=0)

@@ -16,7 +16,7 @@ from forebay.core.serving.values import InferResponse, Tensor
 TENSOR = Tensor("x", Datatype.INT8, (1, 2), memoryview(bytearray(b"ab")))
 
 
-def test_tensors_are_equal_if_all_of_them_is() -> None:
+def test_tensors_with_equal_fields_are_equal() -> None:
     assert Tensor("x", Datatype.INT8, (1, 2), b"ab") == TENSOR
     assert TENSOR != ("x", Datatype.INT8, (1, 2), b"ab")
 
@@ -30,17 +30,17 @@ def test_tensors_are_equal_if_all_of_them_is() -> None:
         Tensor("x", Datatype.INT8, (1, 2), b"ac"),
     ],
 )
-def test_tensors_differ_if_anything_does(other: Tensor) -> None:
+def test_tensors_with_any_different_field_differ(other: Tensor) -> None:
     assert other != TENSOR
 
 
-def test_a_tensor_under_another_name_or_of_another_shape_has_the_same_data() -> None:
+def test_renamed_or_reshaped_tensor_shares_its_data() -> None:
     assert TENSOR.named("y") == Tensor("y", Datatype.INT8, (1, 2), b"ab")
     assert TENSOR.shaped((2,)) == Tensor("x", Datatype.INT8, (2,), b"ab")
     assert TENSOR.named("y").data is TENSOR.shaped((2,)).data is TENSOR.data
 
 
-def test_a_copy_keeps_what_it_had_when_the_buffers_are_used_again() -> None:
+def test_copied_tensor_survives_reuse_of_its_buffer() -> None:
     data = bytearray(b"ab")
     response = InferResponse(
         "m", "1", "7", (Tensor("x", Datatype.INT8, (2,), memoryview(data)),), parameters={"a": 1}
@@ -53,7 +53,7 @@ def test_a_copy_keeps_what_it_had_when_the_buffers_are_used_again() -> None:
     assert copy.outputs == (Tensor("x", Datatype.INT8, (2,), b"ab"),)
 
 
-def test_a_configuration_knows_what_is_made_for_batches_and_what_is_taken_apart() -> None:
+def test_configuration_lists_batch_inputs_and_scattered_outputs() -> None:
     made = BatchInput(BatchKind.COUNT, ("A", "B"), Datatype.FP32, "X")
     config = ModelConfig("m", "python", batch_inputs=(made,), batch_outputs=(BatchOutput(("Y",), "X"),))
     assert config.made_inputs == ("A", "B")

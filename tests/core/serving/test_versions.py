@@ -22,7 +22,7 @@ NUMBERS = st.sets(st.integers(0, 9))
         (VersionPolicy(VersionRule.SPECIFIC, versions=(4,)), {1}, (), (4,)),
     ],
 )
-def test_a_policy_chooses_among_the_versions_that_are_there(
+def test_version_policy_selects_among_existing_versions(
     policy: VersionPolicy, found: set[int], chosen: tuple[int, ...], lacking: tuple[int, ...]
 ) -> None:
     assert chosen_versions(policy, found) == chosen
@@ -34,7 +34,7 @@ def test_a_model_without_a_version_is_refused_in_tritons_words() -> None:
 
 
 @given(served=NUMBERS, chosen=NUMBERS, changed=NUMBERS)
-def test_after_a_change_exactly_what_is_chosen_is_served(
+def test_version_change_results_in_exactly_the_chosen_versions(
     served: set[int], chosen: set[int], changed: set[int]
 ) -> None:
     load, keep, unload = what = change(served, chosen, changed)

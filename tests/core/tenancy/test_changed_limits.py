@@ -29,7 +29,7 @@ def test_a_lease_of_an_older_limit_neither_exceeds_the_limit_nor_restricts_what_
         ({"tokens_per_min": 80, "streams_max": 6}, Amounts(UNLIMITED, 30, 3, UNLIMITED), (UNLIMITED, 66)),
     ],
 )
-def test_of_several_gateways_only_a_lease_gives_one_more_of_a_limit_that_was_raised(
+def test_raised_limit_reaches_one_of_several_gateways_only_by_lease(
     limits: dict[str, int], share: Amounts, left: tuple[int, int]
 ) -> None:
     counts = limiter(2, requests_per_min=20, tokens_per_min=80)
@@ -47,7 +47,7 @@ def test_of_several_gateways_only_a_lease_gives_one_more_of_a_limit_that_was_rai
     assert counts.demand(101.0).tenants["t"].share == amounts(Quota(**limits))
 
 
-def test_a_gateway_that_is_alone_has_all_of_another_limit_at_once() -> None:
+def test_single_gateway_gets_all_of_a_changed_limit_at_once() -> None:
     counts = limiter(requests_per_min=1)
     assert isinstance(counts.reserve("t", 1, False, 0.0), Reservation)
     assert isinstance(counts.reserve("t", 1, False, 0.0), Denied)

@@ -44,7 +44,7 @@ def test_a_key_has_an_id_and_a_secret_and_only_its_digest_is_kept() -> None:
     assert len(KEY[12:]) * 5 >= 256
 
 
-def test_a_key_needs_all_its_randomness() -> None:
+def test_minting_a_key_requires_full_entropy() -> None:
     with pytest.raises(ValueError, match="random bytes"):
         mint("team", ENTROPY[1:], now=0.0)
 
@@ -70,7 +70,7 @@ def test_valid_key_is_accepted_with_and_without_bearer_prefix(before: bytes) -> 
         b"\xff" * 30_000,
     ],
 )
-def test_anything_else_is_not_valid(presented: bytes) -> None:
+def test_malformed_or_altered_key_is_invalid(presented: bytes) -> None:
     assert ask(presented) == Denied(Code.UNAUTHORIZED, "The API key is not valid.")
 
 
@@ -84,7 +84,7 @@ def test_a_request_without_a_key_is_answered_with_how_to_send_one(presented: byt
 
 
 @given(entropies, st.integers(0, 51), st.sampled_from("abcdefghijklmnopqrstuvwxyz234567"))
-def test_no_letter_of_a_secret_can_be_another_one(entropy: bytes, place: int, letter: str) -> None:
+def test_key_with_any_changed_letter_is_invalid(entropy: bytes, place: int, letter: str) -> None:
     key, record = mint("team", entropy, now=0.0)
     changed = key[: 12 + place] + letter + key[13 + place :]
 
@@ -132,13 +132,13 @@ def test_key_of_a_removed_tenant_is_invalid() -> None:
         ((), []),
     ],
 )
-def test_the_allow_list_holds_names_and_patterns(models: tuple[str, ...], allowed: list[str]) -> None:
+def test_allow_list_matches_names_and_patterns(models: tuple[str, ...], allowed: list[str]) -> None:
     tenant = Tenant("team", models)
 
     assert [model for model in ("chat", "chat-large", "embed") if tenant.may_use(model)] == allowed
 
 
-def test_a_request_gets_the_band_it_asks_for_up_to_the_tenants_best() -> None:
+def test_requested_band_is_limited_to_the_tenants_maximum() -> None:
     tenant = Tenant("team", band=Band.BATCH, band_max=Band.DEFAULT)
 
     assert tenant.band_of(None) is Band.BATCH

@@ -177,7 +177,7 @@ def some(names: Sequence[str], rng: Random) -> set[str]:
     st.integers(1, 4),
     st.builds(Quota, st.integers(4, 40), st.integers(4, 200), st.integers(4, 12), st.integers(4, 900)),
 )
-def test_together_gateways_stay_under_every_limit_whatever_happens(rng: Random, gateways: int, limit: Quota) -> None:
+def test_gateways_together_never_exceed_a_limit(rng: Random, gateways: int, limit: Quota) -> None:
     cluster = Cluster(limit, gateways)
     for _ in range(50):
         unheard, unread, late, hot = (some(cluster.names, rng) for _ in range(4))
@@ -190,7 +190,7 @@ def test_together_gateways_stay_under_every_limit_whatever_happens(rng: Random, 
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 4])
-def test_hammered_at_every_gateway_a_tenant_gets_its_limit_and_no_more(gateways: int) -> None:
+def test_tenant_hammering_every_gateway_gets_exactly_its_limit(gateways: int) -> None:
     cluster = Cluster(Quota(requests_per_min=60, tokens_per_min=600), gateways)
     most = 0
     for _ in range(300):
@@ -269,7 +269,7 @@ def test_request_larger_than_an_equal_share_is_admitted_soon(limit: Quota, token
     assert cluster.is_within()
 
 
-def test_clients_that_reach_any_gateway_get_what_the_limit_has() -> None:
+def test_clients_of_any_gateway_can_use_the_whole_limit() -> None:
     cluster = Cluster(Quota(tokens_per_min=400), 2)
     rng = Random(1)
     for _ in range(300):
@@ -335,7 +335,7 @@ def test_the_gateway_that_can_admit_a_large_request_stays_the_same_while_asked()
     st.integers(2, 4),
     st.builds(Quota, st.integers(4, 40), st.integers(4, 400), st.integers(4, 12), st.integers(4, 900)),
 )
-def test_what_fits_what_is_left_of_every_limit_is_let_in_whatever_was_before(
+def test_request_that_fits_the_remaining_limits_is_admitted_after_any_history(
     rng: Random, gateways: int, limit: Quota
 ) -> None:
     cluster = Cluster(limit, gateways)
@@ -374,7 +374,7 @@ def test_a_request_that_fits_at_some_gateway_takes_nothing_from_the_others() -> 
     assert tokens(Amounts(1, 51, 0, 51), heard=["a"]) == [50, 50], "what the silent hold is not there to be given"
 
 
-def test_a_silent_gateway_keeps_its_minute_for_a_lease_and_a_minute_and_its_day_for_good() -> None:
+def test_silent_gateway_keeps_its_minute_share_until_its_lease_expires_and_its_day_share() -> None:
     limit = Amounts(100, 1000, 40, 10_000)
     share = Amounts(80, 800, 30, 9000)
     before = {"g0": Lease(0.0, 500.0, 1, {"t": share}, {"t": share})}
@@ -422,7 +422,7 @@ def test_a_gateway_killed_without_notice_repeats_at_most_what_it_had_not_saved()
     assert cluster.used().requests <= 40 + share
 
 
-def test_limits_that_are_not_there_are_not_shared_and_new_tenants_and_gateways_begin_with_an_equal_part() -> None:
+def test_new_tenants_and_gateways_begin_with_equal_shares_of_existing_limits() -> None:
     limits = {"free": amounts(Quota()), "t": Amounts(10, UNLIMITED, 4, UNLIMITED)}
     leases = allot(limits, {}, {}, gateways=("b", "a"), day=3, now=9.0)
 
@@ -447,7 +447,7 @@ def test_a_lowered_limit_grants_nothing_until_enough_was_returned() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_limit_that_is_removed_is_gone_at_every_gateway_and_one_that_comes_back_holds(restart: bool) -> None:
+def test_removed_limit_ends_at_every_gateway_and_a_restored_one_holds(restart: bool) -> None:
     cluster = Cluster(Quota(requests_per_min=20, streams_max=4), gateways=2)
     for _ in range(3):
         cluster.round()

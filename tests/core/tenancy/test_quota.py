@@ -53,7 +53,7 @@ def test_the_remaining_quota_of_a_minute_is_reported() -> None:
     assert counts.minute("t", 200.0) == ((3, 3, 0), (100, 100, 0))
 
 
-def test_a_report_tells_since_when_a_request_is_refused() -> None:
+def test_demand_report_says_since_when_requests_are_refused() -> None:
     counts = limiter(gateways=2, tokens_per_min=100)
     no(counts.reserve("t", 60, False, 2.0))
     no(counts.reserve("t", 70, False, 5.0))
@@ -65,7 +65,7 @@ def test_a_report_tells_since_when_a_request_is_refused() -> None:
     assert counts.demand(61.0).lacking_s == {"t": 1}
 
 
-def test_of_two_gateways_each_says_what_it_lets_in_itself() -> None:
+def test_remaining_quota_of_one_of_two_gateways_is_its_share() -> None:
     counts = limiter(gateways=2, requests_per_min=10)
     assert counts.minute("t", 5.0) == ((10, 5, 0), None)
     counts.take(Lease(5.0, 5.0, 9, {"t": Amounts(7, UNLIMITED, UNLIMITED, UNLIMITED)}, {}), 5.0)
@@ -93,7 +93,7 @@ def test_a_late_settlement_never_reports_more_than_the_remaining_quota() -> None
         ({"requests_per_min": 2, "tokens_per_day": 25}, Code.BUDGET_EXCEEDED, 43_190, "per day"),
     ],
 )
-def test_the_third_request_of_ten_tokens_is_one_too_many(
+def test_request_over_a_limit_is_refused_with_code_and_retry_after(
     limits: dict[str, int], code: Code, retry_after_s: int, says: str
 ) -> None:
     counts = limiter(**limits)
@@ -124,7 +124,7 @@ def test_only_streams_count_as_streams() -> None:
     no(counts.reserve("t", 1, True, 0.0))
 
 
-def test_the_wait_for_a_stream_follows_from_how_many_have_ended_lately() -> None:
+def test_retry_after_of_the_stream_limit_follows_from_recent_stream_ends() -> None:
     counts = limiter(streams_max=2)
     for _ in range(10):
         counts.settle(got(counts.reserve("t", 1, True, 5.0)), 1, 5.0)
@@ -150,7 +150,7 @@ def test_a_reservation_is_settled_once() -> None:
         counts.settle(reservation, 5, 1.0)
 
 
-def test_what_was_not_used_can_be_used_and_what_was_used_beyond_the_estimate_is_missing() -> None:
+def test_settling_refunds_unused_tokens_and_charges_excess() -> None:
     counts = limiter(tokens_per_min=100, tokens_per_day=1000)
     first = got(counts.reserve("t", 100, False, 0.0))
     no(counts.reserve("t", 1, False, 1.0))
@@ -163,7 +163,7 @@ def test_what_was_not_used_can_be_used_and_what_was_used_beyond_the_estimate_is_
     assert counts.used(71.0)["t"] == Amounts(0, 0, 0, 120)
 
 
-def test_a_refund_after_the_minute_changes_the_day_only() -> None:
+def test_refund_after_the_minute_changes_only_the_daily_usage() -> None:
     counts = limiter(tokens_per_min=100, tokens_per_day=1000)
     old = got(counts.reserve("t", 60, False, 0.0))
     got(counts.reserve("t", 50, False, 61.0))
@@ -172,7 +172,7 @@ def test_a_refund_after_the_minute_changes_the_day_only() -> None:
     assert counts.used(62.0)["t"] == Amounts(1, 50, 0, 60)
 
 
-def test_a_new_day_begins_with_nothing_used_and_what_is_under_way_belongs_to_the_old_one() -> None:
+def test_new_day_begins_unused_and_running_requests_count_for_the_old_one() -> None:
     counts = limiter(tokens_per_day=100)
     over_midnight = got(counts.reserve("t", 100, False, 0.0))
     counts.begin_day(9, ends_at=NOON)
@@ -184,7 +184,7 @@ def test_a_new_day_begins_with_nothing_used_and_what_is_under_way_belongs_to_the
     assert counts.day == 10
 
 
-def test_a_restart_takes_up_what_was_counted_except_streams() -> None:
+def test_restart_restores_usage_except_streams() -> None:
     before = limiter(tokens_per_min=100, tokens_per_day=500, streams_max=1)
     got(before.reserve("t", 80, True, 100.0))
     kept = before.used(100.5)
@@ -200,7 +200,7 @@ def test_a_restart_takes_up_what_was_counted_except_streams() -> None:
     assert later.used(5.0) == {}
 
 
-def test_streams_of_a_process_that_drains_count_where_its_place_was_taken() -> None:
+def test_streams_of_a_draining_process_count_at_its_successor() -> None:
     counts = limiter(streams_max=3)
     counts.inherit({"t": 2, "gone": 9}, 100.0)
     own = got(counts.reserve("t", 1, True, 110.0))
@@ -223,14 +223,14 @@ def lease(share: Amounts, asked_at: float, day: int = 9) -> Lease:
     return Lease(asked_at, 0.0, day, {"t": share, "unknown": share}, {})
 
 
-def test_a_gateway_among_several_begins_with_an_equal_part() -> None:
+def test_one_of_several_gateways_begins_with_an_equal_share() -> None:
     counts = limiter(4, requests_per_min=8, streams_max=7)
 
     assert counts.demand(0.0).tenants["t"].share == Amounts(2, UNLIMITED, 1, UNLIMITED)
     assert equal_part(amounts(Quota(tokens_per_day=9)), 1).day_tokens == 9
 
 
-def test_a_lease_that_runs_out_leaves_at_most_an_equal_part_of_a_minute() -> None:
+def test_expired_lease_leaves_at_most_an_equal_share_per_minute() -> None:
     counts = limiter(4, requests_per_min=8, tokens_per_min=80, streams_max=8, tokens_per_day=800)
     counts.take(lease(Amounts(5, 10, 7, 600), asked_at=100.0), 101.0)
     assert counts.demand(109.9).tenants["t"].share == Amounts(5, 10, 7, 600)
@@ -241,14 +241,14 @@ def test_a_lease_that_runs_out_leaves_at_most_an_equal_part_of_a_minute() -> Non
 
 
 @pytest.mark.parametrize("asked_at", [90.0, 500.0])
-def test_a_lease_that_has_run_out_or_is_of_another_clock_gives_no_more_than_an_equal_part(asked_at: float) -> None:
+def test_expired_or_foreign_lease_grants_at_most_an_equal_share(asked_at: float) -> None:
     counts = limiter(4, requests_per_min=8)
     counts.take(lease(Amounts(5, UNLIMITED, UNLIMITED, UNLIMITED), asked_at), 100.0)
 
     assert counts.demand(100.0).tenants["t"].share.requests == 2
 
 
-def test_a_daily_share_applies_to_its_day_only() -> None:
+def test_daily_share_applies_only_to_its_day() -> None:
     counts = limiter(4, tokens_per_day=800)
     counts.take(lease(Amounts(UNLIMITED, UNLIMITED, UNLIMITED, 600), 0.0, day=10), 0.0)
     assert counts.demand(0.0).tenants["t"].share.day_tokens == 200
@@ -258,7 +258,7 @@ def test_a_daily_share_applies_to_its_day_only() -> None:
     assert counts.demand(0.0).tenants["t"].share.day_tokens == 200
 
 
-def test_what_does_not_fit_the_share_may_fit_the_next_one() -> None:
+def test_request_exceeding_the_share_may_be_retried_soon() -> None:
     counts = limiter(4, tokens_per_min=80)
     refused = no(counts.reserve("t", 50, False, 3.0))
 
@@ -305,7 +305,7 @@ def test_retry_after_of_a_used_up_share_is_short_only_while_the_tenant_has_more(
     assert "cannot reach control" in alone.text
 
 
-def test_what_this_gateway_has_used_since_the_lease_is_not_left() -> None:
+def test_usage_since_the_lease_reduces_the_remaining_quota() -> None:
     counts = limiter(2, tokens_per_min=80)
     none = Amounts(*[UNLIMITED] * 4)
     counts.take(Lease(9.0, 0.0, 9, {"t": none._replace(tokens=70)}, {}, {"t": none._replace(tokens=80)}), 9.0)
@@ -316,7 +316,7 @@ def test_what_this_gateway_has_used_since_the_lease_is_not_left() -> None:
     assert no(counts.reserve("t", 16, False, 10.0)).retry_after_s == 60
 
 
-def test_the_remaining_daily_quota_applies_to_its_day_only() -> None:
+def test_remaining_daily_quota_applies_only_to_its_day() -> None:
     counts = limiter(2, tokens_per_day=80)
     none = Amounts(*[UNLIMITED] * 4)
     share, left = none._replace(day_tokens=10), none._replace(day_tokens=0)
@@ -328,7 +328,7 @@ def test_the_remaining_daily_quota_applies_to_its_day_only() -> None:
     assert no(counts.reserve("t", 50, False, 10.0)).retry_after_s == ROUND_S
 
 
-def test_a_report_tells_the_largest_request_that_is_still_wanted() -> None:
+def test_demand_report_includes_the_largest_rejected_request_while_retries_are_likely() -> None:
     counts = limiter(2, tokens_per_min=80)
 
     def refused(now: float) -> Amounts | None:
@@ -349,7 +349,7 @@ def test_a_report_tells_the_largest_request_that_is_still_wanted() -> None:
     assert refused(35.0) is None
 
 
-def test_a_report_tells_what_was_asked_for_and_forgets_it_after_a_minute() -> None:
+def test_demand_report_includes_rejected_demand_for_a_minute() -> None:
     counts = limiter(requests_per_min=2, tokens_per_min=100, streams_max=1, tokens_per_day=1000)
     got(counts.reserve("t", 60, True, 1.0))
     no(counts.reserve("t", 50, True, 2.0))

@@ -22,7 +22,7 @@ OPERATIONS = {each.id: each for each in admin.operations(ANSWERS)}
 roles = st.sampled_from(list(Role))
 
 
-def test_every_operation_of_the_api_has_a_row_and_a_handler_and_nothing_else_has() -> None:
+def test_role_table_and_handlers_cover_exactly_the_api_operations() -> None:
     assert LEAST.keys() | OPEN == OPERATIONS.keys()
     assert not LEAST.keys() & OPEN
     assert HANDLERS.keys() | {"openapi"} == OPERATIONS.keys()
@@ -101,7 +101,7 @@ def settings(section: type[BaseModel], path: str) -> set[str]:
 SETTINGS = settings(Cluster, "") | settings(GatewaySettings, "gateway.") | settings(ControlSettings, "control.")
 
 
-def test_the_settings_of_an_operator_exist() -> None:
+def test_settings_that_operators_may_change_exist() -> None:
     assert set(OPERATED) <= SETTINGS
 
 
@@ -121,7 +121,7 @@ def test_only_an_admin_changes_settings_that_are_not_an_operators(path: str) -> 
     assert changes_refusal(changed, (), False, Caller("ada", Role.ADMIN)) is None
 
 
-def test_an_operator_changes_what_is_served_and_how() -> None:
+def test_operator_may_change_models_and_their_serving() -> None:
     changed = [*OPERATED, "models.chat", "models.chat.engine.threads", "gateway.limits.headers_max", "aliases.small"]
 
     assert changes_refusal(changed, (), False, Caller("bob", Role.OPERATOR)) is None

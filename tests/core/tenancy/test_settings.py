@@ -26,17 +26,17 @@ def one(text: str, **overrides: str) -> Problem:
     return problem
 
 
-def test_the_bands_of_the_file_are_those_of_admission() -> None:
+def test_bands_of_the_cluster_file_equal_those_of_admission() -> None:
     assert [name.upper() for name in get_args(cluster.Band)] == [band.name for band in admission.Band]
 
 
-def test_a_tenant_of_one_line_may_use_everything_without_limits() -> None:
+def test_tenant_with_only_a_name_may_use_everything_without_limits() -> None:
     made = load(f"{MODELS}{KEYS}tenants: [{{name: team-a}}]", "f.yaml")
 
     assert [tenant.value() for tenant in made.tenants] == [Tenant("team-a")]
 
 
-def test_a_tenant_with_everything() -> None:
+def test_tenant_with_all_settings_is_read() -> None:
     text = """\
 gateway: {auth: keys, keys_file: secrets/keys.json, host: 0.0.0.0}
 tenants:
@@ -120,7 +120,7 @@ def test_invalid_setting_is_named_with_allowed_values(text: str, path: str, says
     assert says in problem.allowed
 
 
-def test_a_limit_gives_each_gateway_process_at_least_one() -> None:
+def test_limit_below_the_number_of_gateway_processes_is_rejected() -> None:
     text = "gateway: {auth: keys, processes: 4}\ntenants: [{name: t, limits: {streams_max: 3, requests_per_min: 4}}]"
     problem = one(text)
 
@@ -129,7 +129,7 @@ def test_a_limit_gives_each_gateway_process_at_least_one() -> None:
     assert list(problems(text, **{"gateway.processes": "many"})) == ["gateway.processes"]
 
 
-def test_a_pattern_can_only_be_checked_against_names_that_are_there() -> None:
+def test_allow_list_pattern_must_match_an_existing_name() -> None:
     text = f"models: [{{task: chat, source: a}}]\n{KEYS}tenants: [{{name: t, models: [chat]}}]"
     with pytest.raises(ClusterFileError) as caught:
         load(text, "f.yaml")
