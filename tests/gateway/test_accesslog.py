@@ -27,7 +27,7 @@ class FullDisk(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
-def test_lines_are_json_and_leave_out_what_says_nothing() -> None:
+def test_access_log_lines_are_json_without_empty_fields() -> None:
     stream = io.BytesIO()
     log = AccessLog(stream)
     log.add(line(1))
@@ -40,7 +40,7 @@ def test_lines_are_json_and_leave_out_what_says_nothing() -> None:
     assert "replica" not in first
 
 
-def test_more_lines_than_can_be_held_are_dropped_and_counted() -> None:
+def test_access_log_overflow_is_dropped_and_counted() -> None:
     stream = io.BytesIO()
     log = AccessLog(stream)
     for n in range(HELD_LINES_MAX + 5):
@@ -51,7 +51,7 @@ def test_more_lines_than_can_be_held_are_dropped_and_counted() -> None:
     assert msgspec.json.decode(lines[-1])["lines"] == 5
 
 
-def test_a_full_disk_costs_lines_but_nothing_else() -> None:
+def test_full_disk_loses_only_access_log_lines() -> None:
     stream = FullDisk()
     log = AccessLog(stream)
     for n in range(3):

@@ -55,7 +55,7 @@ BUSY = failing(503, "overloaded", RETRYABLE)
 
 
 @pytest.mark.parametrize("bad", [closing, half, BUSY])
-def test_a_failure_before_the_first_byte_is_repaired_on_another_replica(tmp_path: Path, bad: Handler) -> None:
+def test_failure_before_the_first_byte_is_retried_on_another_replica(tmp_path: Path, bad: Handler) -> None:
     async def main() -> None:
         workers = [Worker(bad, f"chat-{n}") for n in range(2)] + [Worker(whole, "chat-2")]
         async with cluster(tmp_path, *workers) as front:
@@ -74,7 +74,7 @@ def test_a_failure_before_the_first_byte_is_repaired_on_another_replica(tmp_path
     run(main())
 
 
-def test_a_replica_that_refuses_connections_is_left_out_at_once(tmp_path: Path) -> None:
+def test_replica_refusing_connections_is_excluded_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         good, gone = Worker(whole, "chat-0"), Worker(whole, "chat-1")
         async with cluster(tmp_path, good, gone, load_poll_s=3.0) as front:
@@ -89,7 +89,7 @@ def test_a_replica_that_refuses_connections_is_left_out_at_once(tmp_path: Path) 
     run(main())
 
 
-def test_bytes_that_are_no_http_are_repaired_on_another_replica(tmp_path: Path) -> None:
+def test_invalid_http_from_a_replica_is_retried_on_another(tmp_path: Path) -> None:
     async def main() -> None:
         good = Worker(whole, "chat-0", generation=1)
         load = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b"
@@ -127,7 +127,7 @@ def test_an_answer_that_is_not_marked_retryable_is_final(tmp_path: Path, status:
     ("bad", "status", "code"),
     [(closing, 502, "replica_lost"), (BUSY, 503, "overloaded"), (half, 502, "replica_lost")],
 )
-def test_when_every_replica_has_failed_the_last_problem_is_the_answer(
+def test_last_error_is_returned_when_every_replica_has_failed(
     tmp_path: Path, bad: Handler, status: int, code: str
 ) -> None:
     async def main() -> None:
@@ -142,7 +142,7 @@ def test_when_every_replica_has_failed_the_last_problem_is_the_answer(
     run(main())
 
 
-def test_there_are_no_more_retries_than_allowed(tmp_path: Path) -> None:
+def test_retries_per_request_are_limited(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(closing, f"chat-{n}") for n in range(4)]
         async with cluster(tmp_path, *workers, retries_max=1) as front:
@@ -211,7 +211,7 @@ def test_the_error_text_of_the_last_replica_reaches_the_client(
     run(main())
 
 
-def test_a_stream_whose_replica_dies_ends_in_an_error_event_and_no_clean_end(tmp_path: Path) -> None:
+def test_stream_of_a_dead_replica_ends_in_an_error_event_without_done(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(dying)) as front, peer(front.port) as client:
             client.send(post(chat(stream=True)))
@@ -227,7 +227,7 @@ def test_a_stream_whose_replica_dies_ends_in_an_error_event_and_no_clean_end(tmp
     run(main())
 
 
-def test_a_worker_that_reports_its_own_failure_in_the_stream_is_not_doubled(tmp_path: Path) -> None:
+def test_in_stream_error_of_a_worker_is_not_repeated(tmp_path: Path) -> None:
     def failing_midway(exchange: Exchange) -> None:
         exchange.start(200, [EVENT_STREAM])
         exchange.write(b"data: 1\n\n")
@@ -358,7 +358,7 @@ def test_a_client_that_leaves_after_the_last_event_was_served(tmp_path: Path) ->
     run(main())
 
 
-def test_a_client_that_reads_slowly_holds_the_worker_back(tmp_path: Path) -> None:
+def test_slow_reader_applies_backpressure_to_the_worker(tmp_path: Path) -> None:
     told: list[str] = []
 
     def hold(exchange: Exchange) -> None:
@@ -437,7 +437,7 @@ def test_a_snapshot_of_an_older_epoch_changes_nothing(tmp_path: Path) -> None:
     run(main())
 
 
-def test_without_any_snapshot_nothing_is_called_unknown(tmp_path: Path) -> None:
+def test_gateway_without_a_snapshot_does_not_report_models_as_unknown(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path) as front:
             answer = await front.ask(post(chat()))
@@ -447,7 +447,7 @@ def test_without_any_snapshot_nothing_is_called_unknown(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_replaced_replica_finishes_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
+def test_replaced_replica_finishes_its_requests_and_gets_no_new_ones(tmp_path: Path) -> None:
     async def main() -> None:
         old = Worker(lambda _: None)
         async with cluster(tmp_path, old) as front, peer(front.port) as client:

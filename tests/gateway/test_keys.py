@@ -119,7 +119,7 @@ def limits_told(answer: Answer) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "answer", [whole, dying, failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)]
 )
-def test_requests_are_limited_however_they_end(tmp_path: Path, answer: Handler) -> None:
+def test_request_limit_applies_however_requests_end(tmp_path: Path, answer: Handler) -> None:
     async def main() -> None:
         worker = Worker(answer)
         async with working(worker), fronting(tmp_path, routes(worker), tenancy=spec(tmp_path)) as front:
@@ -138,7 +138,7 @@ def test_requests_are_limited_however_they_end(tmp_path: Path, answer: Handler) 
     run(main())
 
 
-def test_other_tenants_and_limits_end_no_stream(tmp_path: Path) -> None:
+def test_changed_tenants_and_limits_do_not_end_running_streams(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -189,7 +189,7 @@ def test_streams_are_limited_and_free_again_when_they_end_or_are_left(tmp_path: 
 
 
 @pytest.mark.parametrize("limit", [{"max_tokens": 400}, {"max_tokens": 100, "n": 4}])
-def test_long_answers_at_the_same_time_do_not_exceed_a_limit_of_tokens(tmp_path: Path, limit: dict[str, int]) -> None:
+def test_concurrent_long_answers_stay_within_the_token_limit(tmp_path: Path, limit: dict[str, int]) -> None:
     def long(exchange: Exchange) -> None:
         exchange.respond(200, [JSON, (b"x-forebay-usage", b"20,400,0")], b'{"object":"chat.completion"}')
 
@@ -249,7 +249,7 @@ def test_no_more_tokens_are_reserved_than_a_request_can_use(
     run(main())
 
 
-def test_the_audit_log_knows_the_tenant_and_never_the_key(tmp_path: Path) -> None:
+def test_audit_log_names_the_tenant_but_not_the_key(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(whole)
         records = RecordsSpec(str(tmp_path / "records"))

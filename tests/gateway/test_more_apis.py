@@ -34,7 +34,7 @@ def last(body: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path", [MESSAGES, MESSAGES + b"/count_tokens", RESPONSES, b"/v1/tokenize", b"/v1/detokenize"]
 )
-def test_requests_reach_a_worker_and_its_answers_the_client(tmp_path: Path, path: bytes) -> None:
+def test_requests_of_every_api_are_relayed_to_a_worker_and_back(tmp_path: Path, path: bytes) -> None:
     async def main() -> None:
         worker = Worker()
         async with cluster(tmp_path, worker) as front:
@@ -45,7 +45,7 @@ def test_requests_reach_a_worker_and_its_answers_the_client(tmp_path: Path, path
     run(main())
 
 
-def test_tokens_are_for_models_of_any_task(tmp_path: Path) -> None:
+def test_token_endpoints_serve_models_of_any_task(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), base=replace(ROUTES, task=Task.EMBED)) as front:
             assert (await front.ask(post(chat(), b"/v1/tokenize"))).status == 200
@@ -62,7 +62,7 @@ def test_tokens_are_for_models_of_any_task(tmp_path: Path) -> None:
         (chat("nobody"), 404, "not_found_error", "model_not_found"),
     ],
 )
-def test_what_the_gateway_refuses_has_anthropics_shape(
+def test_gateway_rejections_of_messages_have_anthropics_error_format(
     tmp_path: Path, body: bytes, status: int, kind: str, code: str
 ) -> None:
     async def main() -> None:
@@ -116,7 +116,7 @@ def test_a_stream_that_broke_for_good_ends_in_an_error_event_of_its_api(tmp_path
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-def test_a_stream_that_lacks_only_its_trailers_is_complete(tmp_path: Path, path: bytes) -> None:
+def test_stream_missing_only_its_trailers_is_complete(tmp_path: Path, path: bytes) -> None:
     def hasty(exchange: Exchange) -> None:
         voice = VOICES[path]()
         exchange.start(200, [EVENT_STREAM])

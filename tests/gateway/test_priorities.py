@@ -54,7 +54,7 @@ def busy(worker: Worker) -> Worker:
     return worker
 
 
-def test_the_higher_band_goes_first_and_batch_goes_last(tmp_path: Path) -> None:
+def test_requests_are_served_in_band_order(tmp_path: Path) -> None:
     desk = Counter()
 
     async def main() -> None:
@@ -83,7 +83,7 @@ def test_the_higher_band_goes_first_and_batch_goes_last(tmp_path: Path) -> None:
     run(main())
 
 
-def test_an_urgent_request_takes_the_place_of_one_that_nothing_was_seen_of(tmp_path: Path) -> None:
+def test_interactive_request_preempts_requests_without_output_yet(tmp_path: Path) -> None:
     desk = Counter()
 
     async def main() -> None:
@@ -133,7 +133,7 @@ def test_counting_tokens_waits_behind_no_generation(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_full_room_gives_the_place_of_the_lowest_band_to_a_higher_one(tmp_path: Path) -> None:
+def test_full_queue_evicts_the_lowest_band_for_a_higher_one(tmp_path: Path) -> None:
     desk = Counter()
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_full_room_gives_the_place_of_the_lowest_band_to_a_higher_one(tmp_path
     run(main())
 
 
-def test_a_request_is_not_kept_waiting_past_the_deadline_that_it_names(tmp_path: Path) -> None:
+def test_request_times_out_at_the_deadline_of_its_header(tmp_path: Path) -> None:
     desk = Counter()
 
     async def main() -> None:
@@ -196,7 +196,7 @@ def test_an_invalid_priority_or_deadline_is_rejected_with_the_header(
     run(main())
 
 
-def test_a_replica_that_fails_again_and_again_is_left_alone_for_a_while(tmp_path: Path) -> None:
+def test_repeatedly_failing_replica_gets_no_requests_for_a_while(tmp_path: Path) -> None:
     def dying(exchange: Exchange) -> None:
         exchange.abort()
 
@@ -214,7 +214,7 @@ def test_a_replica_that_fails_again_and_again_is_left_alone_for_a_while(tmp_path
 
 
 @pytest.mark.parametrize("answer", [failing(400, "invalid_request"), failing(503, "overloaded", RETRYABLE)])
-def test_neither_clients_mistakes_nor_a_full_replica_open_a_breaker(tmp_path: Path, answer: Any) -> None:
+def test_client_errors_and_full_replicas_do_not_open_a_breaker(tmp_path: Path, answer: Any) -> None:
     async def main() -> None:
         workers = [Worker(answer, f"chat-{n}") for n in range(2)]
         async with cluster(tmp_path, *workers) as front:
@@ -228,7 +228,7 @@ def test_neither_clients_mistakes_nor_a_full_replica_open_a_breaker(tmp_path: Pa
     run(main())
 
 
-def test_when_every_breaker_is_open_requests_are_tried_all_the_same(tmp_path: Path) -> None:
+def test_requests_are_sent_when_every_breaker_is_open(tmp_path: Path) -> None:
     def dying(exchange: Exchange) -> None:
         exchange.abort()
 
@@ -245,7 +245,7 @@ def test_when_every_breaker_is_open_requests_are_tried_all_the_same(tmp_path: Pa
     run(main())
 
 
-def test_every_request_is_written_down_once_with_how_it_was_routed(tmp_path: Path) -> None:
+def test_every_request_is_recorded_once_with_its_routing(tmp_path: Path) -> None:
     def dying(exchange: Exchange) -> None:
         exchange.abort()
 

@@ -131,7 +131,7 @@ def test_processes_of_a_cluster_share_the_port_and_strangers_do_not(tmp_path: Pa
     run(main())
 
 
-def test_a_port_taken_by_something_else_ends_it_with_a_clear_word(tmp_path: Path) -> None:
+def test_gateway_exits_with_a_clear_message_when_its_port_is_taken(tmp_path: Path) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             async with gateway(tmp_path, port=sock.getsockname()[1]) as process:
@@ -141,7 +141,7 @@ def test_a_port_taken_by_something_else_ends_it_with_a_clear_word(tmp_path: Path
     run(main())
 
 
-def test_a_bad_specification_is_refused(tmp_path: Path) -> None:
+def test_invalid_gateway_specification_is_rejected(tmp_path: Path) -> None:
     async def main() -> None:
         bad = tmp_path / "bad.json"
         bad.write_bytes(b"{}")

@@ -97,7 +97,7 @@ def test_an_unfinished_event_is_held_back_until_it_is_complete(tmp_path: Path) -
         (b'{"model": "' + b"x" * 5000 + b'"}', 404, "model_not_found", "model"),
     ],
 )
-def test_a_bad_body_is_refused_with_the_field_named(
+def test_invalid_body_is_rejected_with_the_field_named(
     tmp_path: Path, body: bytes, status: int, code: str, param: str | None
 ) -> None:
     async def main() -> None:
@@ -117,7 +117,7 @@ def test_a_bad_body_is_refused_with_the_field_named(
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings", b"/v1/messages", b"/v1/rerank"])
 @pytest.mark.parametrize("coding", [b"gzip", b"GZIP, br"])
-def test_a_compressed_body_is_refused_by_its_header(tmp_path: Path, path: bytes, coding: bytes) -> None:
+def test_compressed_body_is_rejected_with_its_header_named(tmp_path: Path, path: bytes, coding: bytes) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:
             answer = await front.ask(post(gzip.compress(chat()), path, b"content-encoding: " + coding))
@@ -128,7 +128,7 @@ def test_a_compressed_body_is_refused_by_its_header(tmp_path: Path, path: bytes,
     run(main())
 
 
-def test_a_body_that_is_said_to_be_as_it_is_is_read(tmp_path: Path) -> None:
+def test_identity_content_encoding_is_accepted(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:
             assert (await front.ask(post(chat(), CHAT, b"content-encoding: identity"))).status == 200
@@ -138,7 +138,7 @@ def test_a_body_that_is_said_to_be_as_it_is_is_read(tmp_path: Path) -> None:
     run(main())
 
 
-def test_paths_and_methods_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+def test_unknown_paths_and_methods_are_rejected(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:
             for request, code in (
@@ -187,7 +187,7 @@ def test_an_error_of_the_worker_is_passed_on_and_counted_by_its_code(tmp_path: P
     run(main())
 
 
-def test_an_answer_too_large_to_keep_is_passed_on_as_it_comes(tmp_path: Path) -> None:
+def test_answer_larger_than_the_buffer_is_relayed_unbuffered(tmp_path: Path) -> None:
     async def main() -> None:
         large = b"x" * 3_000_000
         worker = Worker(lambda exchange: exchange.respond(200, [], large))
@@ -211,7 +211,7 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/chat", b"/v1/models/nobody", b"/nothing"])
-def test_answers_without_work_name_their_request_too(tmp_path: Path, path: bytes) -> None:
+def test_responses_without_a_replica_have_a_request_id(tmp_path: Path, path: bytes) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:
             given = await front.ask(b"GET %b HTTP/1.1\r\nhost: a\r\nx-request-id: mine-7\r\n\r\n" % path)
@@ -235,7 +235,7 @@ def test_models_are_listed_and_found(tmp_path: Path) -> None:
     run(main())
 
 
-def test_readyz_says_which_model_is_missing_and_livez_does_not_care(tmp_path: Path) -> None:
+def test_readyz_names_unready_models_and_livez_ignores_them(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, ROUTES) as front:
             answer = await front.get(b"/readyz")
@@ -246,7 +246,7 @@ def test_readyz_says_which_model_is_missing_and_livez_does_not_care(tmp_path: Pa
     run(main())
 
 
-def test_the_limits_of_the_listener_hold(tmp_path: Path) -> None:
+def test_listener_limits_are_enforced(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), limits=Limits(body_bytes_max=1000)) as front:
             answer = await front.ask(post(chat(pad="x" * 2000)))

@@ -93,9 +93,7 @@ def contents(body: bytes) -> tuple[str, set[tuple[str, int]], int]:
 
 @pytest.mark.parametrize("how", ["abort", "engine_failed"])
 @pytest.mark.parametrize("cuts", [(0,), (1,), (40,), (0, 0), (5, 5, 23), (1, 2, 3, 4, 5, 6, 7, 8)])
-def test_a_lost_stream_goes_on_elsewhere_as_if_nothing_had_happened(
-    tmp_path: Path, cuts: tuple[int, ...], how: str
-) -> None:
+def test_lost_stream_continues_seamlessly_on_another_replica(tmp_path: Path, cuts: tuple[int, ...], how: str) -> None:
     story = Story(*cuts, how=how)
 
     async def main() -> None:
@@ -173,7 +171,7 @@ def test_a_stream_marked_not_resumable_is_not_resumed(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_request_that_kills_whatever_it_touches_is_given_up(tmp_path: Path) -> None:
+def test_request_that_kills_every_replica_fails_after_the_retry_limit(tmp_path: Path) -> None:
     story = Story(*[3] * 50)
 
     async def main() -> None:
@@ -186,7 +184,7 @@ def test_a_request_that_kills_whatever_it_touches_is_given_up(tmp_path: Path) ->
     run(main())
 
 
-def test_a_code_that_is_not_retryable_is_not_tried_elsewhere(tmp_path: Path) -> None:
+def test_stream_ended_with_a_non_retryable_error_is_not_resumed(tmp_path: Path) -> None:
     story = Story(3, how="internal_error")
 
     async def main() -> None:
@@ -199,7 +197,7 @@ def test_a_code_that_is_not_retryable_is_not_tried_elsewhere(tmp_path: Path) -> 
     run(main())
 
 
-def test_only_the_end_is_supplied_when_only_the_end_is_missing(tmp_path: Path) -> None:
+def test_stream_missing_only_its_end_is_completed_by_the_gateway(tmp_path: Path) -> None:
     def endless(exchange: Exchange) -> None:
         chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True, include_usage=True)
         exchange.start(200, [EVENT_STREAM])
@@ -217,7 +215,7 @@ def test_only_the_end_is_supplied_when_only_the_end_is_missing(tmp_path: Path) -
     run(main())
 
 
-def test_a_client_that_leaves_while_its_stream_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_client_disconnect_while_waiting_for_resume_frees_everything(tmp_path: Path) -> None:
     def last_words(exchange: Exchange) -> None:
         worker.report = replace(worker.report, state=ReplicaState.WARMING)
         worker.polls = 0

@@ -56,14 +56,14 @@ def conversation(*turns: str, **more: Any) -> bytes:
     return chat(messages=[{"role": "user", "content": turn} for turn in turns], **more)
 
 
-def test_a_conversation_that_goes_on_begins_with_the_blocks_it_had() -> None:
+def test_continued_conversation_begins_with_its_earlier_blocks() -> None:
     first, second = asked(conversation(LONG)), asked(conversation(LONG, "And then?"))
     assert len(first.blocks) >= 5
     assert second.blocks[: len(first.blocks)] == first.blocks
     assert second.tokens > first.tokens
 
 
-def test_another_beginning_or_another_model_shares_nothing() -> None:
+def test_different_prompt_beginnings_or_models_share_no_blocks() -> None:
     first, other = asked(conversation(LONG)), asked(conversation("x" + LONG))
     assert not set(first.blocks) & set(other.blocks)
     text = memoryview(b"a" * 3 * BLOCK_BYTES)
@@ -75,17 +75,17 @@ def test_another_beginning_or_another_model_shares_nothing() -> None:
     [({}, 256.0), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 9, "max_tokens": 7}, 9),
      ({"max_tokens": "many"}, 256.0), ({"max_tokens": -3}, 256.0), ({"max_tokens": 10**30}, 256.0)],
 )  # fmt: skip
-def test_the_answer_is_expected_to_be_no_longer_than_allowed(more: dict[str, Any], tokens: float) -> None:
+def test_expected_output_is_limited_by_max_tokens(more: dict[str, Any], tokens: float) -> None:
     assert asked(chat(**more)).output_tokens == tokens
 
 
-def test_an_input_has_no_blocks_and_no_answer() -> None:
+def test_embedding_request_has_no_prefix_blocks_and_no_output() -> None:
     ask = asked(b'{"model":"chat","input":"' + b"x" * 4096 + b'"}', task=Task.EMBED)
     assert (ask.blocks, ask.output_tokens) == ((), 0.0)
     assert ask.tokens > 1000
 
 
-def test_a_session_gives_a_key() -> None:
+def test_session_header_or_cookie_gives_the_routing_key() -> None:
     assert asked(chat()).key == 0
     keys = {asked(chat(), fields={b"x-forebay-session": name}).key for name in (b"a", b"a", b"b")}
     assert len(keys) == 2
@@ -121,7 +121,9 @@ def at_once(exchange: Exchange) -> None:
         (Policy.PREFIX_AFFINITY, streaming),
     ],
 )
-def test_a_conversation_stays_where_its_beginning_is_held(tmp_path: Path, policy: Policy, answer: Any) -> None:
+def test_conversation_is_routed_to_the_replica_caching_its_prefix(
+    tmp_path: Path, policy: Policy, answer: Any
+) -> None:
     async def main() -> None:
         workers = [Worker(answer, f"chat-{n}") for n in range(4)]
         async with cluster(tmp_path, *workers, base=replace(ROUTES, policy=policy)) as front:
@@ -316,7 +318,7 @@ def test_policies_change_while_requests_run(tmp_path: Path) -> None:
     run(main())
 
 
-def test_no_charge_is_left_when_nothing_is_under_way(tmp_path: Path) -> None:
+def test_routing_charges_are_zero_when_idle(tmp_path: Path) -> None:
     def hasty(exchange: Exchange) -> None:
         exchange.abort()
 
@@ -337,7 +339,7 @@ def test_no_charge_is_left_when_nothing_is_under_way(tmp_path: Path) -> None:
     run(main())
 
 
-def test_handicaps_are_relative_to_the_soundest_replica() -> None:
+def test_handicaps_are_relative_to_the_healthiest_replica() -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as group:
             served = Served(CPR, Account(Metrics(), "chat"))

@@ -95,7 +95,7 @@ def door(tmp_path: Path) -> Door:
     return made
 
 
-def test_a_credential_is_taken_from_any_of_three_headers() -> None:
+def test_api_key_is_read_from_any_of_three_headers() -> None:
     def found(**fields: bytes) -> bytes | None:
         return credential(lambda name: fields.get(name.decode().replace("-", "_")))
 
@@ -108,7 +108,7 @@ def test_a_credential_is_taken_from_any_of_three_headers() -> None:
     assert found(x_api_key=b"b", authorization=b"") == b"b"
 
 
-def test_an_authorization_of_another_scheme_hides_no_key() -> None:
+def test_authorization_of_another_scheme_does_not_hide_the_key_header() -> None:
     def found(**fields: bytes) -> bytes | None:
         return credential(lambda name: fields.get(name.decode().replace("-", "_")))
 
@@ -117,7 +117,7 @@ def test_an_authorization_of_another_scheme_hides_no_key() -> None:
     assert found(authorization=b"Basic dXNlcjpw") == b"Basic dXNlcjpw"
 
 
-def test_a_good_key_lets_its_tenant_in_and_says_which(door: Door) -> None:
+def test_valid_key_admits_and_names_its_tenant(door: Door) -> None:
     for presented in (BEARER, KEY.encode(), BEARER):
         answer = door.ask(presented)
         assert isinstance(answer, Admitted)
@@ -130,7 +130,7 @@ def test_without_a_valid_key_no_request_is_admitted(door: Door, presented: bytes
     assert door.code(presented) is Code.UNAUTHORIZED
 
 
-def test_a_model_that_is_not_on_the_list_is_refused_by_name_and_costs_nothing(door: Door) -> None:
+def test_forbidden_model_is_rejected_without_using_quota(door: Door) -> None:
     answer = door.ask(model="embed" + "x" * 999)
 
     assert isinstance(answer, Denied)
@@ -140,7 +140,7 @@ def test_a_model_that_is_not_on_the_list_is_refused_by_name_and_costs_nothing(do
     assert [door.code(model="chat-large") for _ in range(4)] == [None] * 4
 
 
-def test_limits_hold_and_what_was_not_used_comes_back(door: Door) -> None:
+def test_limits_are_enforced_and_unused_reservations_are_refunded(door: Door) -> None:
     first = door.ask(tokens=900)
     assert isinstance(first, Admitted)
     assert door.code(tokens=900) is Code.BUDGET_EXCEEDED
@@ -149,7 +149,7 @@ def test_limits_hold_and_what_was_not_used_comes_back(door: Door) -> None:
     assert [door.code(tokens=n) for n in (51, 50)] == [Code.BUDGET_EXCEEDED, Code.RATE_LIMITED]
 
 
-def test_a_revoked_key_is_over_at_the_next_look(door: Door) -> None:
+def test_revoked_key_is_rejected_after_the_next_reload(door: Door) -> None:
     assert door.code() is None
     door.write(replace(RECORD, revoked=1_000_000.0))
     assert door.code() is Code.UNAUTHORIZED
@@ -178,7 +178,7 @@ def test_a_broken_or_missing_file_keeps_the_last_good_keys_and_is_logged_once(do
     assert KEY not in door.said.getvalue()
 
 
-def test_a_file_that_never_could_be_read_is_our_mistake_and_not_the_clients(tmp_path: Path) -> None:
+def test_unreadable_key_file_is_an_internal_error(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_bytes(b"{")
     door = Door(tmp_path)
 
@@ -190,7 +190,7 @@ def test_before_the_first_key_exists_no_request_is_admitted(tmp_path: Path) -> N
 
 
 @pytest.mark.interpreted
-def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_valid_credentials_is_bounded(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenancy, "KNOWN_MAX", 2)
     for presented in (BEARER, KEY.encode(), OTHER.encode(), BEARER):
         assert isinstance(door.access.identify(presented, door.now), Granted)
@@ -198,7 +198,7 @@ def test_good_credentials_are_remembered_up_to_a_bound(door: Door, monkeypatch: 
     assert len(door.access._known) == 2
 
 
-def test_counts_outlive_the_process(door: Door) -> None:
+def test_usage_counts_survive_a_restart(door: Door) -> None:
     for _ in range(3):
         door.ask(tokens=200)
     door.access.save()
@@ -293,7 +293,7 @@ def test_older_counts_never_replace_newer_ones(door: Door) -> None:
     assert door.counts.read_bytes() == saved
 
 
-def test_counts_that_cannot_be_read_or_written_cost_no_request(door: Door) -> None:
+def test_unreadable_or_unwritable_counts_do_not_fail_requests(door: Door) -> None:
     door.counts.parent.mkdir()
     door.counts.write_bytes(b"{")
     door.open()
@@ -352,7 +352,7 @@ def test_a_lease_of_the_old_limits_is_not_applied_to_the_new_ones(tmp_path: Path
     assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]
 
 
-def test_one_of_several_gateways_goes_by_its_lease(tmp_path: Path) -> None:
+def test_one_of_several_gateways_enforces_its_lease(tmp_path: Path) -> None:
     door = Door(tmp_path, gateways=4)
     door.write(RECORD)
     assert [door.code() for _ in range(2)] == [None, Code.RATE_LIMITED]

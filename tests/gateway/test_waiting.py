@@ -38,7 +38,7 @@ from forebay.obs.metrics import Metrics
 STOPPED = b"The gateway is shutting down, and its grace period is over"
 
 
-def test_requests_wait_for_a_replica_and_go_in_order(tmp_path: Path) -> None:
+def test_queued_requests_are_served_in_order(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker()
         async with (
@@ -160,7 +160,7 @@ def test_a_load_report_that_was_asked_for_before_a_connection_broke_is_no_sign_o
     run(main())
 
 
-def test_waiting_has_a_deadline(tmp_path: Path) -> None:
+def test_queued_request_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, replace(ROUTES, queue_timeout_s=0.05)) as front:
             answer = await front.ask(post(chat()))
@@ -170,7 +170,7 @@ def test_waiting_has_a_deadline(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_replica_never_has_more_than_its_room_and_all_requests_are_served(tmp_path: Path) -> None:
+def test_replica_load_never_exceeds_its_room_and_all_requests_are_served(tmp_path: Path) -> None:
     held: list[Exchange] = []
     most = 0
 
@@ -197,7 +197,7 @@ def test_a_replica_never_has_more_than_its_room_and_all_requests_are_served(tmp_
     run(main())
 
 
-def test_a_model_that_is_removed_is_gone_and_its_waiting_requests_are_told(tmp_path: Path) -> None:
+def test_removed_model_rejects_its_queued_requests(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, ROUTES) as front, peer(front.port) as client:
             client.send(post(chat()))
@@ -227,7 +227,7 @@ def test_draining_finishes_streams_and_waiting_requests_then_stops(tmp_path: Pat
     run(main())
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_second_signal_ends_draining_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(lambda _: None)
         async with cluster(tmp_path, worker) as front, peer(front.port) as client:
@@ -245,7 +245,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/messages", b"/v1/responses"])
-def test_a_stream_that_a_stopping_gateway_breaks_off_is_told_why(tmp_path: Path, path: bytes) -> None:
+def test_stream_cut_by_a_stopping_gateway_ends_in_an_error_event(tmp_path: Path, path: bytes) -> None:
     async def main() -> None:
         worker = Worker(lambda _: None)
         async with cluster(tmp_path, worker) as front, peer(front.port) as client:
@@ -263,7 +263,7 @@ def test_a_stream_that_a_stopping_gateway_breaks_off_is_told_why(tmp_path: Path,
     run(main())
 
 
-def test_a_scrape_tells_of_all_gateways_and_ignores_dead_ones(tmp_path: Path) -> None:
+def test_metrics_scrape_aggregates_live_gateway_processes(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker()
         async with (

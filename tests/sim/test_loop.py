@@ -34,7 +34,7 @@ def now() -> float:
 # --- time
 
 
-def test_a_day_passes_at_once_and_ends_to_the_second() -> None:
+def test_virtual_day_passes_at_once_with_exact_time() -> None:
     async def main() -> float:
         while now() < DAY_S:
             await asyncio.sleep(60)
@@ -129,7 +129,7 @@ def test_callbacks_run_in_the_context_that_they_were_scheduled_in_or_given() -> 
     assert seen == ["mine", "given"]
 
 
-def test_cancelled_timers_do_not_pile_up() -> None:
+def test_cancelled_timers_are_purged() -> None:
     async def main() -> int:
         loop = asyncio.get_running_loop()
         for _ in range(20_000):
@@ -140,7 +140,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     assert simulate(main) < 3 * module.TIMERS_SWEPT_MIN
 
 
-def test_the_wall_clock_is_virtual_and_identifiers_follow_from_the_seed() -> None:
+def test_wall_clock_is_virtual_and_identifiers_are_seeded() -> None:
     async def main() -> tuple[float, str]:
         await elapse(DAY_S)
         return wall_s(), new_id("req")
@@ -195,7 +195,7 @@ def test_livelock_without_progress_of_time_is_reported(monkeypatch: pytest.Monke
         simulate(main)
 
 
-def test_what_waits_is_shown_up_to_a_bound() -> None:
+def test_report_of_waiting_tasks_is_bounded() -> None:
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(30):
@@ -252,7 +252,7 @@ def test_unretrieved_task_exception_is_found_even_in_a_reference_cycle() -> None
         simulate(main)
 
 
-def test_several_errors_come_as_a_group_with_that_of_main_first() -> None:
+def test_several_errors_are_raised_as_a_group_with_that_of_main_first() -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_soon(_break)
         await asyncio.sleep(0)
@@ -263,7 +263,7 @@ def test_several_errors_come_as_a_group_with_that_of_main_first() -> None:
     assert [type(error) for error in caught.value.exceptions] == [ValueError, LookupError]
 
 
-def test_errors_are_kept_up_to_a_bound() -> None:
+def test_collected_errors_are_bounded() -> None:
     async def main() -> None:
         for _ in range(2 * module.ERRORS_MAX):
             asyncio.get_running_loop().call_soon(_break)
@@ -274,7 +274,7 @@ def test_errors_are_kept_up_to_a_bound() -> None:
     assert len(caught.value.exceptions) == module.ERRORS_MAX
 
 
-def test_tasks_that_are_left_are_cancelled_in_order_and_may_take_virtual_time() -> None:
+def test_leftover_tasks_are_cancelled_in_order_and_may_take_virtual_time() -> None:
     ended: list[tuple[str, float]] = []
 
     async def linger(name: str, s: float) -> None:
@@ -302,7 +302,7 @@ def test_tasks_that_are_left_are_cancelled_in_order_and_may_take_virtual_time() 
     assert all(task.cancelled() for task in tasks[:3])
 
 
-def test_a_task_that_fails_or_hangs_when_cancelled_is_not_passed_over() -> None:
+def test_leftover_task_that_fails_or_hangs_on_cancellation_is_reported() -> None:
     async def fail() -> None:
         try:
             await elapse(DAY_S)
@@ -326,7 +326,7 @@ def test_a_task_that_fails_or_hangs_when_cancelled_is_not_passed_over() -> None:
         simulate(lambda: main(hang))
 
 
-def test_tasks_that_never_stop_to_begin_others_are_not_passed_over() -> None:
+def test_endlessly_spawning_leftover_tasks_are_reported() -> None:
     async def heir() -> None:
         try:
             await elapse(DAY_S)
@@ -362,7 +362,7 @@ def test_asynchronous_generators_are_closed_at_the_end() -> None:
     assert ended == [1]
 
 
-def test_an_interrupt_gets_through_and_leaves_nothing_behind() -> None:
+def test_keyboard_interrupt_ends_the_loop_and_cleans_up() -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_later(1, interrupt)
         await elapse(5)
@@ -374,7 +374,7 @@ def test_an_interrupt_gets_through_and_leaves_nothing_behind() -> None:
         simulate(main)
 
 
-def test_work_in_a_thread_takes_no_virtual_time() -> None:
+def test_executor_work_takes_no_virtual_time() -> None:
     async def main() -> tuple[int, float]:
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 // 0)
@@ -439,7 +439,7 @@ def digest() -> str:
     return str(simulate(_jumble))
 
 
-def test_runs_are_reproducible_in_one_process() -> None:
+def test_loop_runs_are_reproducible_in_one_process() -> None:
     kept = []
     for _ in range(REPEATS):
         kept.append((digest(), [object() for _ in range(997)]))  # other tasks get other addresses
@@ -447,7 +447,7 @@ def test_runs_are_reproducible_in_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_runs_are_reproducible_across_processes_and_hash_seeds() -> None:
+def test_loop_runs_are_reproducible_across_processes_and_hash_seeds() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {
         subprocess.run(

@@ -36,20 +36,22 @@ def text(**fields: Any) -> bytes:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_the_model_reads_first_comes_first(fields: dict[str, Any], expected: bytes) -> None:
+def test_prompt_blocks_follow_the_order_in_which_the_model_reads_them(
+    fields: dict[str, Any], expected: bytes
+) -> None:
     assert text(**fields) == expected
     assert text(**dict(reversed(fields.items()))) == expected
     assert bytes(prompt_text(_encode({"model": "m"} | fields))) == expected, "the worker reads the same"
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.booleans())
-def test_a_prompt_is_as_long_as_its_parts(first: str, second: str, message: bool) -> None:
+def test_prompt_length_is_the_sum_of_its_parts(first: str, second: str, message: bool) -> None:
     first_name, second_name = ("system", "messages") if message else ("instructions", "input")
     whole = text(**{second_name: second, first_name: first})
     assert whole == _encode(first) + _encode(second)
 
 
-def test_prompts_that_begin_alike_share_their_blocks_until_they_part() -> None:
+def test_prompts_with_a_common_prefix_share_its_blocks() -> None:
     def hashes(first: str, last: str) -> tuple[int, ...]:
         body = {"model": "m", "messages": [{"role": "user", "content": last}], "system": first}
         return blocks(request_fields(_encode(body)).text, "m")
@@ -63,7 +65,7 @@ def test_prompts_that_begin_alike_share_their_blocks_until_they_part() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 @pytest.mark.parametrize(("limit", "counts"), [(7, True), (10**9, False), (-1, False), (1.5, False), (None, False)])
-def test_the_longest_answer_that_is_asked_for_counts(name: str, limit: Any, counts: bool) -> None:
+def test_expected_output_is_the_longest_requested_answer(name: str, limit: Any, counts: bool) -> None:
     lengths = Lengths()
     plain = expected_tokens(request_fields(_encode({"model": "m", "input": "x" * 400})), lengths)
     asked = expected_tokens(request_fields(_encode({"model": "m", "input": "x" * 400, name: limit})), lengths)
@@ -71,7 +73,7 @@ def test_the_longest_answer_that_is_asked_for_counts(name: str, limit: Any, coun
     assert plain > lengths.output_tokens
 
 
-def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
+def test_admission_reserves_the_longest_possible_answer() -> None:
     lengths = Lengths()
     for tokens in (100, 900, *[100] * 20):
         lengths.learn(400, 100, tokens)
@@ -104,7 +106,7 @@ def test_a_request_is_let_in_for_the_longest_answer_that_it_may_have() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_every_prompt_of_a_completion_has_answers_of_its_own(prompt: Any, prompts: int) -> None:
+def test_completion_with_several_prompts_reserves_answers_for_each(prompt: Any, prompts: int) -> None:
     lengths, body = Lengths(), {"model": "m", "prompt": prompt, "max_tokens": 100, "n": 2}
     for encoded in (_encode(body), msgspec.json.format(_encode(body), indent=2)):
         request = request_fields(encoded)
@@ -112,7 +114,7 @@ def test_every_prompt_of_a_completion_has_answers_of_its_own(prompt: Any, prompt
         assert most_tokens(request, lengths, Tenant("team")) == lengths.tokens(request.text_bytes) + 200 * prompts
 
 
-def test_a_system_prompt_weighs_what_it_weighs_inside_of_the_messages() -> None:
+def test_system_prompt_has_the_same_length_inside_and_outside_of_messages() -> None:
     lengths = Lengths()
     inside = {"model": "m", "messages": [{"role": "system", "content": "s" * 9000}, *MESSAGES]}
     outside = {"model": "m", "messages": MESSAGES, "system": "s" * 9000}

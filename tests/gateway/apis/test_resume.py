@@ -84,7 +84,7 @@ def undisturbed(path: bytes) -> bytes:
         ((31,), "abort"),
     ],
 )
-def test_a_client_reads_the_bytes_of_one_undisturbed_stream(
+def test_resumed_stream_equals_an_undisturbed_one_byte_for_byte(
     tmp_path: Path, path: bytes, cuts: tuple[int, ...], how: str
 ) -> None:
     story = Story(*cuts, how=how)
@@ -132,7 +132,9 @@ def test_a_stream_that_cannot_be_resumed_ends_with_one_error_event_of_its_api(
 
 
 @BOTH
-def test_a_stream_without_one_whole_event_is_begun_anew_elsewhere(tmp_path: Path, path: bytes) -> None:
+def test_stream_lost_before_its_first_whole_event_is_restarted_on_another_replica(
+    tmp_path: Path, path: bytes
+) -> None:
     story = Story(0)
 
     async def main() -> None:

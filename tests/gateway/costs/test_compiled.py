@@ -34,7 +34,7 @@ def answer(exchange: Any) -> None:
 
 
 @pytest.mark.parametrize(("handler", "stream"), [(answer, False), (events, True)])
-def test_no_function_is_interpreted_for_every_request(tmp_path: Path, handler: Handler, stream: bool) -> None:
+def test_request_path_runs_only_compiled_functions(tmp_path: Path, handler: Handler, stream: bool) -> None:
     seen: Counter[str] = Counter()
 
     def look(frame: FrameType, event: str, _: object) -> None:

@@ -70,7 +70,7 @@ async def length(client: Peer) -> int:
     return size
 
 
-def test_a_client_that_stops_reading_a_long_stream_costs_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+def test_stalled_reader_of_a_long_stream_uses_bounded_memory(tmp_path: Path) -> None:
     async def main() -> None:
         flood = Flood()
         async with cluster(tmp_path, Worker(flood)) as front, peer(front.port, receive_bytes=65_536) as client:
@@ -92,7 +92,7 @@ def test_a_client_that_stops_reading_a_long_stream_costs_a_bounded_amount_of_mem
     run(main())
 
 
-def test_a_thousand_requests_in_turn_over_many_connections_need_few_to_the_worker(tmp_path: Path) -> None:
+def test_sequential_requests_of_many_clients_share_few_upstream_connections(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker()
         worker.server = server = Counting(worker.handle, Limits())
@@ -113,7 +113,7 @@ def test_a_thousand_requests_in_turn_over_many_connections_need_few_to_the_worke
     run(main())
 
 
-def test_what_is_kept_to_resume_a_stream_is_little_more_than_its_text() -> None:
+def test_resume_state_of_a_stream_is_little_larger_than_its_text() -> None:
     chunks = ChatAnswer(Head("chatcmpl-1", 1, "chat", "r1"), stream=True)
     words = [f" {n:015d}" for n in range(4096)]
     tracemalloc.start()

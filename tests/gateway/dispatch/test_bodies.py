@@ -34,12 +34,12 @@ from forebay.wire.apis.request_fields import request_fields
         (b'{"x":true,"model":"a","y":null}', b'{"x":true,"model":"new","y":null}'),
     ],
 )  # fmt: skip
-def test_only_the_name_of_the_model_changes(body: bytes, expected: bytes) -> None:
+def test_dispatch_rewrites_only_the_model_name_in_the_body(body: bytes, expected: bytes) -> None:
     assert renamed(body, "new") == expected
     assert request_fields(expected).model == "new"
 
 
-def test_a_body_whose_keys_are_no_text_is_refused() -> None:
+def test_body_with_invalid_keys_is_rejected() -> None:
     body = b'{"model":"a","\xff":1}'
     assert request_fields(body).model == "a"
     with pytest.raises(Refusal) as caught:
@@ -55,7 +55,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.booleans(), st.sampled_from([None, 1]), st.text(max_size=5))
-def test_any_other_field_is_read_as_before(
+def test_body_with_other_fields_is_parsed_as_before(
     fields: dict[str, Any], ascii_only: bool, indent: int | None, name: str
 ) -> None:
     whole = {**fields, "model": name}
@@ -75,7 +75,7 @@ MODELS = tuple(
 )
 
 
-def test_rules_go_by_the_lengths_that_were_learned_of_the_model() -> None:
+def test_rules_use_the_learned_prompt_length_of_the_model() -> None:
     dispatcher = Dispatcher()
     rules = (Rule("auto", "small", when=When(prompt_tokens_max=500)), Rule("auto", "big"))
     dispatcher.take_over(Snapshot(1, MODELS, Dispatch({}, rules)))
@@ -112,12 +112,12 @@ def asked(name: str, rule: When, prompt: str = "x", tenant: str = "t", **headers
         (When(tenant="bob"), {"tenant": "bob"}, {"tenant": "eve"}),
     ],
 )
-def test_rules_see_the_request(rule: When, fits: dict[str, Any], fails: dict[str, Any]) -> None:
+def test_rules_match_on_properties_of_the_request(rule: When, fits: dict[str, Any], fails: dict[str, Any]) -> None:
     assert asked("auto", rule, **fits) == "small"
     assert asked("auto", rule, **fails) == "big"
 
 
-def test_names_that_need_no_rules_cost_nothing_and_names_that_stand_for_nothing_are_refused() -> None:
+def test_plain_names_skip_rules_and_unknown_names_are_rejected() -> None:
     assert asked("nobody", When()) is None
     assert asked("fast", When()) == "small"
     for name, code in (("auto@r-1", Code.MODEL_NOT_FOUND), ("nobody@r-1", Code.MODEL_NOT_FOUND)):
@@ -128,7 +128,7 @@ def test_names_that_need_no_rules_cost_nothing_and_names_that_stand_for_nothing_
 
 @pytest.mark.parametrize("value", [b"", b"soon", b"-1", b"1e3", b"nan", b"inf", b"1_000"])
 @pytest.mark.parametrize("header", ["x_forebay_budget_ms", "x_forebay_max_cost"])
-def test_a_budget_that_is_no_number_is_refused_by_name(header: str, value: bytes) -> None:
+def test_non_numeric_budget_is_rejected_with_its_header_name(header: str, value: bytes) -> None:
     with pytest.raises(Refusal) as caught:
         asked("auto", When(), **{header: value})
     assert caught.value.code is Code.INVALID_REQUEST

@@ -100,7 +100,7 @@ RULES = (
 )
 
 
-def test_aliases_and_rules_choose_the_model_and_the_answer_and_the_log_say_which(tmp_path: Path) -> None:
+def test_response_and_log_name_the_model_chosen_by_alias_or_rule(tmp_path: Path) -> None:
     async def main() -> None:
         dispatch = Dispatch({"gpt-4.1": "big", "any": "auto"}, RULES)
         async with serving(tmp_path, (worker("big"), {}), (worker("small"), {}), dispatch=dispatch) as front:
@@ -152,7 +152,7 @@ def test_names_change_with_the_snapshot_and_are_listed(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_tenant_gets_no_more_by_another_name(tmp_path: Path) -> None:
+def test_tenant_permissions_apply_to_aliased_models(tmp_path: Path) -> None:
     key, record = mint("team", bytes(ENTROPY_BYTES), now=0.0)
     change_keys(tmp_path / "keys.json", lambda _: ((record,), None))
     team = Tenant("team", ("big", "small"))
@@ -235,7 +235,7 @@ def test_a_request_waiting_for_a_revision_does_not_block_others(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another revision"])
-def test_a_revision_whose_replicas_are_gone_for_the_moment_is_waited_for(tmp_path: Path, others: bool) -> None:
+def test_request_waits_for_a_revision_whose_replicas_are_temporarily_gone(tmp_path: Path, others: bool) -> None:
     async def main() -> None:
         old, new = worker("chat"), worker("chat", index=1)
         async with working(old, new):
@@ -262,7 +262,7 @@ def test_a_revision_whose_replicas_are_gone_for_the_moment_is_waited_for(tmp_pat
 STEPS_IN = {"fallback": (StandIn("small"),)}
 
 
-def test_a_model_that_is_down_is_stood_in_for_at_once(tmp_path: Path) -> None:
+def test_unavailable_model_falls_back_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big"), worker("small")
         big.report = replace(big.report, state=ReplicaState.DRAINING)
@@ -291,7 +291,7 @@ def test_without_a_usable_fallback_a_request_waits_for_its_model(tmp_path: Path)
     run(main())
 
 
-def test_a_stream_can_be_stood_in_for(tmp_path: Path) -> None:
+def test_fallback_serves_streams(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big"), worker("small", events)
         big.report = replace(big.report, state=ReplicaState.DRAINING)
@@ -355,7 +355,7 @@ def test_no_fallback_for_requests_about_the_tokens_of_a_model(
     run(main())
 
 
-def test_a_word_on_fallback_that_is_none_is_refused_where_it_would_matter(tmp_path: Path) -> None:
+def test_invalid_fallback_header_is_rejected_for_models_with_fallbacks(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, (worker("big"), STEPS_IN), (worker("small"), {})) as front:
             answer = await ask(front, "big", b"x-forebay-fallback: maybe")
@@ -367,7 +367,7 @@ def test_a_word_on_fallback_that_is_none_is_refused_where_it_would_matter(tmp_pa
 
 
 @pytest.mark.parametrize("settings", [{"queue_max": 0}, {"queue_timeout_s": 0.05}], ids=["full", "too slow"])
-def test_a_saturated_model_is_stood_in_for_when_it_would_refuse(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_saturated_model_falls_back_instead_of_rejecting(tmp_path: Path, settings: dict[str, Any]) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
@@ -390,7 +390,7 @@ def test_a_saturated_model_is_stood_in_for_when_it_would_refuse(tmp_path: Path, 
     run(main())
 
 
-def test_a_replica_that_fails_every_time_is_stood_in_for(tmp_path: Path) -> None:
+def test_repeatedly_failing_replica_leads_to_a_fallback(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big", failing(503, "request_failed", RETRYABLE)), worker("small")
         async with serving(tmp_path, (big, STEPS_IN), (small, {})) as front:
@@ -400,7 +400,7 @@ def test_a_replica_that_fails_every_time_is_stood_in_for(tmp_path: Path) -> None
     run(main())
 
 
-def test_a_chain_goes_on_where_the_stand_in_fails_and_ends(tmp_path: Path) -> None:
+def test_fallback_chain_continues_when_a_fallback_fails_and_is_finite(tmp_path: Path) -> None:
     async def main() -> None:
         broken = failing(503, "request_failed", RETRYABLE)
         big, small, tiny = worker("big", broken), worker("small", broken), worker("tiny")

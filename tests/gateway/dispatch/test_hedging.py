@@ -62,7 +62,7 @@ async def hedged(front: Front, one: Worker, two: Worker, then: Callable[[], None
     return answer.result()
 
 
-def test_the_second_replica_answers_and_the_first_is_told_to_stop(tmp_path: Path) -> None:
+def test_winning_hedge_cancels_the_first_attempt(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
             answer = await hedged(front, one, two, lambda: embedded(two.requests[0]))
@@ -74,7 +74,7 @@ def test_the_second_replica_answers_and_the_first_is_told_to_stop(tmp_path: Path
     run(main())
 
 
-def test_what_is_written_down_of_a_hedge_that_won_is_how_it_was_routed(tmp_path: Path) -> None:
+def test_record_of_a_winning_hedge_shows_its_own_routing(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(silent, f"embed-{n}", "embed") for n in range(2)]
         spec = RecordsSpec(str(tmp_path / "records"))
@@ -91,7 +91,7 @@ def test_what_is_written_down_of_a_hedge_that_won_is_how_it_was_routed(tmp_path:
     assert record.queued_s < EMBED.hedge_after_s
 
 
-def test_the_first_replica_answers_after_all_and_the_second_is_told_to_stop(tmp_path: Path) -> None:
+def test_winning_first_attempt_cancels_the_hedge(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
             answer = await hedged(front, one, two, lambda: embedded(one.requests[0]))
@@ -103,7 +103,7 @@ def test_the_first_replica_answers_after_all_and_the_second_is_told_to_stop(tmp_
 
 
 @pytest.mark.parametrize("fault", [cut, failing(503, "overloaded", (b"x-forebay-retryable", b"1"))])
-def test_the_second_replica_takes_the_place_of_a_first_one_that_fails(tmp_path: Path, fault: Handler) -> None:
+def test_hedge_replaces_a_failed_first_attempt(tmp_path: Path, fault: Handler) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
 
@@ -120,7 +120,7 @@ def test_the_second_replica_takes_the_place_of_a_first_one_that_fails(tmp_path: 
 
 
 @pytest.mark.parametrize("fault", [cut, failing(500, "internal_error"), failing(503, "overloaded")])
-def test_a_second_replica_that_fails_changes_nothing(tmp_path: Path, fault: Handler) -> None:
+def test_failed_hedge_does_not_affect_the_first_attempt(tmp_path: Path, fault: Handler) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
 
@@ -135,7 +135,7 @@ def test_a_second_replica_that_fails_changes_nothing(tmp_path: Path, fault: Hand
     run(main())
 
 
-def test_both_failing_is_one_failure(tmp_path: Path) -> None:
+def test_failure_of_both_hedged_attempts_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
 
@@ -150,7 +150,7 @@ def test_both_failing_is_one_failure(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_client_that_leaves_takes_both_attempts_with_it(tmp_path: Path) -> None:
+def test_client_disconnect_cancels_both_hedged_attempts(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):
             reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_takes_both_attempts_with_it(tmp_path: Path) -> Non
     run(main())
 
 
-def test_what_generates_text_or_is_not_late_is_not_hedged(tmp_path: Path) -> None:
+def test_generative_or_punctual_requests_are_not_hedged(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Worker(embedded, f"embed-{n}", "embed") for n in range(2)]
         base = replace(EMBED, hedge_after_s=NEVER_S)

@@ -29,7 +29,7 @@ def restarting(deaths: int) -> Worker:
     return worker
 
 
-def test_a_request_waits_for_the_new_engine_of_its_only_replica(tmp_path: Path) -> None:
+def test_request_waits_for_the_restarted_engine_of_its_only_replica(tmp_path: Path) -> None:
     async def main() -> None:
         worker = restarting(deaths=1)
         async with cluster(tmp_path, worker) as front:
@@ -41,7 +41,7 @@ def test_a_request_waits_for_the_new_engine_of_its_only_replica(tmp_path: Path) 
     run(main())
 
 
-def test_a_request_that_two_engines_died_of_gets_no_third_one_of_that_replica(tmp_path: Path) -> None:
+def test_request_that_killed_two_engines_of_a_replica_is_not_retried_there(tmp_path: Path) -> None:
     async def main() -> None:
         worker = restarting(deaths=5)
         async with cluster(tmp_path, worker) as front:
@@ -53,7 +53,7 @@ def test_a_request_that_two_engines_died_of_gets_no_third_one_of_that_replica(tm
     run(main())
 
 
-def test_requests_that_fail_are_repeated_within_the_budget_and_those_of_dead_engines_without_it(
+def test_retries_count_against_the_budget_except_after_engine_deaths(
     tmp_path: Path,
 ) -> None:
     asked, floor, share = 100, 30, 0.2

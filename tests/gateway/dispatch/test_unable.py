@@ -18,7 +18,7 @@ CHAIN: dict[str, Any] = {"fallback": (StandIn("small"), StandIn("tiny"))}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_next_one_steps_in_and_then_the_request_is_refused_as_by_its_own_model(
+def test_fallback_that_cannot_serve_leads_to_the_next_and_then_to_the_original_rejection(
     tmp_path: Path, stream: bool
 ) -> None:
     held: list[Exchange] = []

@@ -14,7 +14,7 @@ SMALL, SMALL_RECORD = mint("small", bytes(ENTROPY_BYTES), now=0.0)
 FREE, FREE_RECORD = mint("free", bytes([1]) * ENTROPY_BYTES, now=0.0)
 
 
-def test_one_count_beyond_all_reason_does_not_lock_out_tenants_with_limits(tmp_path: Path) -> None:
+def test_absurd_token_count_of_a_worker_does_not_exhaust_a_tenants_limit(tmp_path: Path) -> None:
     told = [b"999999999999,999999999999,", b"7,3,"]
 
     def answer(exchange: Exchange) -> None:

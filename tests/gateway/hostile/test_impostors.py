@@ -14,7 +14,7 @@ def silent(exchange: Exchange) -> None:
     """Never answer."""
 
 
-def test_what_waits_for_a_process_that_another_one_has_taken_the_place_of_goes_to_that_one(tmp_path: Path) -> None:
+def test_requests_of_a_replaced_worker_process_are_retried_at_its_successor(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(silent)
         worker.report = replace(worker.report, process="process-1")
@@ -28,7 +28,7 @@ def test_what_waits_for_a_process_that_another_one_has_taken_the_place_of_goes_t
     run(main())
 
 
-def test_a_replica_that_does_not_say_which_process_it_is_keeps_what_it_has(tmp_path: Path) -> None:
+def test_replica_without_a_process_id_keeps_its_requests(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(silent)
         async with cluster(tmp_path, worker, base=ROUTES) as front, asyncio.TaskGroup() as tasks:

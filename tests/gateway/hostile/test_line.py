@@ -17,7 +17,7 @@ def silent(exchange: Exchange) -> None:
     """Never answer."""
 
 
-def test_a_long_line_for_a_revision_that_goes_is_turned_away_and_the_gateway_serves_on(tmp_path: Path) -> None:
+def test_rejecting_a_long_queue_of_a_removed_revision_does_not_stall_the_gateway(tmp_path: Path) -> None:
     async def main() -> None:
         old, new = Worker(silent, "chat-0"), Worker(replica="chat-1")
         old.report = replace(old.report, capacity=1)

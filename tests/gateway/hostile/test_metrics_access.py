@@ -31,7 +31,7 @@ async def get(front: Front, path: bytes, key: str = "", more: bytes = b"") -> An
     return await front.ask(b"GET %b HTTP/1.1\r\nhost: a\r\n%b%b\r\n" % (path, auth, more))
 
 
-def test_with_keys_metrics_are_for_this_machine_and_for_keys_of_all_models(tmp_path: Path) -> None:
+def test_metrics_require_loopback_or_an_unrestricted_key_when_keys_are_on(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), tenancy=keyed(tmp_path)) as front:
             assert b"chat-0" in (await get(front, b"/metrics")).body
@@ -53,7 +53,7 @@ def test_with_keys_metrics_are_for_this_machine_and_for_keys_of_all_models(tmp_p
     ("metrics", "keys", "status"),
     [("local", True, 403), ("local", False, 403), ("open", True, 200), ("open", False, 200), ("keys", False, 200)],
 )
-def test_an_operator_may_admit_everyone_or_this_machine_only(
+def test_metrics_setting_admits_everyone_or_only_loopback(
     tmp_path: Path, metrics: str, keys: bool, status: int
 ) -> None:
     async def main() -> None:
@@ -93,6 +93,6 @@ def test_readiness_names_models_only_to_those_who_may_read_metrics(tmp_path: Pat
         ("127.0.0.1", b"via", False),
     ],
 )
-def test_local_means_loopback_without_a_proxy(peer: str, header: bytes, local: bool) -> None:
+def test_proxied_loopback_connections_are_not_local(peer: str, header: bytes, local: bool) -> None:
     exchange: Any = SimpleNamespace(peer=peer, header={header: b"x"}.get)
     assert is_local(exchange) is local

@@ -16,7 +16,7 @@ GOOD = b"authorization: Bearer " + KEY.encode()
 NAMES = ("secret", "nosuch", "secret@r1", "nosuch@r1", "alias", "alias@r1", "alias@r9", "ruled", "ruled@r1")
 
 
-def test_names_that_are_not_allowed_cannot_be_told_from_names_that_are_none(tmp_path: Path) -> None:
+def test_forbidden_model_is_indistinguishable_from_an_unknown_one(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     change_keys(keys, lambda _: ((RECORD,), None))
     team = Tenant("team", ("chat",))

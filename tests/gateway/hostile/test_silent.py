@@ -30,7 +30,7 @@ def half_a_refusal(exchange: Exchange) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("bad", [silent, half, half_a_refusal])
-def test_a_request_that_a_replica_has_lost_goes_to_another_one(
+def test_request_lost_by_its_replica_is_retried_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Handler
 ) -> None:
     for module, name in ((upstream, "SILENCE_S"), (upstream, "FAILURE_S"), (pool, "SWEEP_S")):

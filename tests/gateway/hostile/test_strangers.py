@@ -17,7 +17,7 @@ def facts(ts: float, code: str) -> Facts:
     return Facts(Decision(ts, "id", "", "", 401, code, 0.0), msgspec.json.encode(line), NOTHING)
 
 
-def test_of_requests_without_a_good_key_some_are_written_and_all_are_counted(tmp_path: Path) -> None:
+def test_unauthenticated_requests_are_sampled_in_the_audit_log_and_all_counted(tmp_path: Path) -> None:
     log = AuditLog(1_000_000, 0, prompts=False)
     log.start(tmp_path)
     for minute in range(3):

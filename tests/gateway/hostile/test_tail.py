@@ -19,7 +19,7 @@ def hang(exchange: Exchange) -> None:
 
 
 @pytest.mark.interpreted
-def test_a_stream_without_client_is_not_waited_for_without_end(
+def test_finished_stream_without_a_client_is_released_after_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "TAIL_S", 0.05)

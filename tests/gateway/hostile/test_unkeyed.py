@@ -49,7 +49,7 @@ def test_the_body_of_a_request_that_will_be_rejected_is_not_read(
     run(main())
 
 
-def test_the_body_of_a_good_key_is_read_in_however_many_parts_it_comes(tmp_path: Path) -> None:
+def test_body_of_an_authenticated_request_is_read_in_any_number_of_parts(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), tenancy=door(tmp_path)) as front, peer(front.port) as client:
             for _ in range(2):
@@ -107,7 +107,7 @@ def test_idle_connections_do_not_block_the_private_port(tmp_path: Path) -> None:
         (b"*", 404),
     ],
 )
-def test_a_target_may_name_its_host_as_for_a_proxy(tmp_path: Path, target: bytes, status: int) -> None:
+def test_absolute_form_request_target_is_accepted(tmp_path: Path, target: bytes, status: int) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker()) as front:
             assert (await front.get(target)).status == status
@@ -121,7 +121,7 @@ def test_a_target_may_name_its_host_as_for_a_proxy(tmp_path: Path, target: bytes
     ("origins", "status"),
     [((), 400), (("https://app.example",), 400), (("https://evil.example",), 200), (("*",), 200)],
 )
-def test_without_keys_a_page_uses_a_gateway_only_if_it_is_listed(
+def test_only_listed_origins_may_use_a_gateway_without_keys(
     tmp_path: Path, origins: tuple[str, ...], status: int
 ) -> None:
     async def main() -> None:
@@ -140,7 +140,7 @@ def test_without_keys_a_page_uses_a_gateway_only_if_it_is_listed(
     run(main())
 
 
-def test_where_keys_are_required_an_origin_does_not_matter(tmp_path: Path) -> None:
+def test_origin_is_not_checked_when_keys_are_required(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), tenancy=door(tmp_path)) as front:
             assert (await front.ask(post(chat(), CHAT, GOOD, b"origin: https://app.example"))).status == 200
@@ -148,7 +148,7 @@ def test_where_keys_are_required_an_origin_does_not_matter(tmp_path: Path) -> No
     run(main())
 
 
-def test_a_page_that_may_use_the_gateway_can_read_why_the_listener_rejected_its_request(tmp_path: Path) -> None:
+def test_listener_rejections_carry_cors_headers_for_allowed_origins(tmp_path: Path) -> None:
     async def main() -> None:
         limits, origins = Limits(body_bytes_max=2000), ("https://app.example",)
         async with cluster(tmp_path, Worker(), cors_origins=origins, limits=limits) as front:

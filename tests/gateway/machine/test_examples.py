@@ -47,7 +47,7 @@ def at(world: World, slot: str) -> list[Job]:
     return [job for job in world.jobs if job.node.replica.id == slot]
 
 
-def test_who_may_only_go_to_a_replica_that_is_shut_to_others_goes_past_them(world: World) -> None:
+def test_request_bound_to_an_open_breaker_overtakes_unbound_ones(world: World) -> None:
     world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
     world.publish()
     for model in ("chat@r1", "chat@r2"):
@@ -63,7 +63,7 @@ def test_who_may_only_go_to_a_replica_that_is_shut_to_others_goes_past_them(worl
     assert [relay.request_id.decode() for relay in world.waiting()] == anywhere[1:]
 
 
-def test_who_waits_for_a_replica_on_trial_goes_there_with_the_first_event_of_its_answer(world: World) -> None:
+def test_first_event_of_a_half_open_probe_admits_waiting_requests(world: World) -> None:
     world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
     world.publish()
     for _ in range(LIMITS.failures_max):
@@ -80,7 +80,7 @@ def test_who_waits_for_a_replica_on_trial_goes_there_with_the_first_event_of_its
     assert [job.id for job in at(world, "chat-1")] == [probe, waits]
 
 
-def test_who_waits_for_a_replica_that_is_shut_goes_there_when_no_other_is_open_any_more(world: World) -> None:
+def test_waiting_request_uses_an_open_breaker_when_all_breakers_are_open(world: World) -> None:
     world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
     world.slots[2].wanted, world.slots[2].state = True, ReplicaState.DRAINING  # it has r2, too
     for slot in world.slots[:2]:
@@ -117,7 +117,7 @@ def test_no_request_is_dropped_from_a_full_queue_while_a_replica_has_room(world:
     assert [relay.request_id.decode() for relay in world.waiting()] == [job.id], "who was admitted before stays"
 
 
-def test_a_model_that_is_never_hedged_is_not_when_it_steps_in_for_another(world: World) -> None:
+def test_fallback_model_without_hedging_is_not_hedged(world: World) -> None:
     fallback = (StandIn("embed"),)
     world.routes["spare"] = replace(world.routes["spare"], task=Task.EMBED, fallback=fallback, hedge_after_s=0.5)
     world.routes["embed"] = replace(world.routes["embed"], hedge_after_s=0.0)
@@ -145,7 +145,7 @@ def test_the_place_of_a_request_that_a_fallback_model_refuses_goes_to_the_next_o
     assert [relay.request_id.decode() for relay in world.waiting()] == [refused]
 
 
-def test_others_go_past_a_session_that_waits_for_its_replica(world: World) -> None:
+def test_requests_overtake_a_session_waiting_for_its_replica(world: World) -> None:
     world.routes["chat"] = replace(
         world.routes["chat"], policy=Policy.LEAST_REQUESTS, sessions=Sessions.HEADER, fallback=(), queue_max=1
     )
@@ -175,7 +175,7 @@ def test_a_preempted_or_cancelled_request_ends_both_hedged_attempts(world: World
     assert world.scheduler.hedges == {("embed", "lost"): 2}
 
 
-def test_batch_work_makes_way_in_the_middle_of_a_stream_and_goes_on(world: World) -> None:
+def test_batch_stream_is_preempted_and_resumed(world: World) -> None:
     batch = [ask(world, CHAT, "chat", x_forebay_priority="batch") for _ in range(6)]
     assert len(world.jobs) == 6
     for job in world.jobs:
@@ -201,7 +201,7 @@ def test_a_request_that_cannot_be_resumed_is_not_preempted(world: World) -> None
     assert len(world.waiting()) == 1
 
 
-def test_batch_work_that_has_waited_long_goes_before_others_and_is_not_stopped_for_them(world: World) -> None:
+def test_aged_batch_request_is_promoted_and_not_preempted(world: World) -> None:
     world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9, queue_timeout_s=400.0)
     world.publish()
     for _ in range(6):

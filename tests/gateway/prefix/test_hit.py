@@ -11,7 +11,7 @@ from forebay.core.model import RecordsSpec
 from forebay.core.routing import Source
 
 
-def test_a_hit_is_on_record_with_how_it_is_known(tmp_path: Path) -> None:
+def test_prefix_hit_is_recorded_with_its_source(tmp_path: Path) -> None:
     root = tmp_path / "records"
     files = RecordFiles(root)
 

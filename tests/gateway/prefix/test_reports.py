@@ -83,9 +83,7 @@ async def two_gateways(folder: Path, *workers: Telling, base: Any) -> AsyncItera
 
 
 @pytest.mark.parametrize("base", [AFFINITY, CPR], ids=["affinity", "cpr"])
-def test_a_conversation_that_began_at_one_gateway_goes_on_at_its_replica_through_another(
-    tmp_path: Path, base: Any
-) -> None:
+def test_conversation_keeps_its_replica_across_gateways(tmp_path: Path, base: Any) -> None:
     async def main() -> None:
         workers = [Telling(at_once, f"chat-{n}") for n in range(4)]
         async with two_gateways(tmp_path, *workers, base=base) as (one, other):
@@ -99,7 +97,7 @@ def test_a_conversation_that_began_at_one_gateway_goes_on_at_its_replica_through
     run(main())
 
 
-def test_a_gateway_that_starts_later_knows_what_replicas_hold(tmp_path: Path) -> None:
+def test_new_gateway_learns_the_prefix_caches_of_replicas(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Telling(at_once, f"chat-{n}") for n in range(4)]
         async with working(*workers):
@@ -116,7 +114,7 @@ def test_a_gateway_that_starts_later_knows_what_replicas_hold(tmp_path: Path) ->
     run(main())
 
 
-def test_what_an_engine_has_lost_draws_no_request(tmp_path: Path) -> None:
+def test_evicted_prefix_attracts_no_request(tmp_path: Path) -> None:
     async def main() -> None:
         workers = [Telling(at_once, f"chat-{n}") for n in range(2)]
         async with cluster(tmp_path, *workers, base=AFFINITY) as front:
@@ -133,7 +131,7 @@ def test_what_an_engine_has_lost_draws_no_request(tmp_path: Path) -> None:
     run(main())
 
 
-def test_only_where_prompts_decide_are_blocks_asked_for(tmp_path: Path) -> None:
+def test_prefix_blocks_are_polled_only_for_prefix_routing_policies(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Telling(at_once)
         async with cluster(tmp_path, worker) as front:
@@ -168,7 +166,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_nonsense_is_ignored_and_the_replica_serves_on(tmp_path: Path, lie: bytes) -> None:
+def test_invalid_block_report_is_ignored_and_the_replica_keeps_serving(tmp_path: Path, lie: bytes) -> None:
     async def main() -> None:
         liar = Telling(at_once, lies=[lie])
         async with cluster(tmp_path, liar, base=AFFINITY) as front:
@@ -179,7 +177,7 @@ def test_nonsense_is_ignored_and_the_replica_serves_on(tmp_path: Path, lie: byte
     run(main())
 
 
-def test_a_number_that_goes_back_ends_the_belief(tmp_path: Path) -> None:
+def test_decreasing_block_sequence_number_discards_the_reports(tmp_path: Path) -> None:
     async def main() -> None:
         liar = Telling(at_once, lies=[news(), news(reset=False, seq=6, stored=[3]), news(reset=False, seq=2)])
         async with cluster(tmp_path, liar, base=AFFINITY) as front:

@@ -38,7 +38,7 @@ def on_loop(check: Callable[[Served, Link], None]) -> None:
     [(0, ""), (1, Source.ESTIMATED), (199, Source.ESTIMATED), (299, Source.ESTIMATED), (300, Source.PREDICTED),
      (450, Source.PREDICTED)],
 )  # fmt: skip
-def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected: str) -> None:
+def test_source_of_a_hit_is_that_of_its_last_block(hit_tokens: int, expected: str) -> None:
     def check(served: Served, link: Link) -> None:
         assert served.apply_blocks(link, BlockNews(9, True, True, (1, 2)), 1.0) == ""
         assert link.blocks_seq == 9
@@ -50,7 +50,7 @@ def test_the_last_block_of_a_hit_says_how_it_is_known(hit_tokens: int, expected:
     on_loop(check)
 
 
-def test_the_word_of_an_engine_that_knows_is_exact() -> None:
+def test_hit_reported_by_an_engine_is_exact() -> None:
     def check(served: Served, link: Link) -> None:
         assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
         assert served.source(link, ASK, 200) == Source.EXACT
@@ -58,7 +58,7 @@ def test_the_word_of_an_engine_that_knows_is_exact() -> None:
     on_loop(check)
 
 
-def test_who_reports_nonsense_once_is_known_by_what_it_is_sent_from_then_on() -> None:
+def test_replica_with_an_invalid_report_is_predicted_from_then_on() -> None:
     def check(served: Served, link: Link) -> None:
         assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
         assert "does not follow" in served.apply_blocks(link, BlockNews(8, False, False, (3,)), 1.0)
@@ -72,7 +72,7 @@ def test_who_reports_nonsense_once_is_known_by_what_it_is_sent_from_then_on() ->
     on_loop(check)
 
 
-def test_the_word_of_a_replica_that_is_not_wanted_any_more_changes_nothing() -> None:
+def test_block_report_of_a_removed_replica_is_ignored() -> None:
     def check(served: Served, link: Link) -> None:
         served.unlink(link)
         assert served.apply_blocks(link, BlockNews(9, True, False, (1, 2)), 1.0) == ""
@@ -90,7 +90,7 @@ REPORTS = st.builds(
 
 
 @given(st.lists(REPORTS, max_size=6))
-def test_any_reports_leave_an_index_of_hashes_that_were_named(reports: list[BlockNews]) -> None:
+def test_index_contains_only_reported_hashes_after_any_reports(reports: list[BlockNews]) -> None:
     def check(served: Served, link: Link) -> None:
         for now, report in enumerate(reports):
             believed = link.blocks_seq is not None

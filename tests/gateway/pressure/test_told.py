@@ -88,7 +88,7 @@ def test_queued_and_rejected_requests_are_reported(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_a_request_would_take_is_predicted_from_what_streams_have_shown(tmp_path: Path) -> None:
+def test_latency_is_predicted_from_finished_streams(tmp_path: Path) -> None:
     def long(exchange: Exchange) -> None:
         exchange.start(200, [EVENT_STREAM])
         exchange.write(b'data: {"n":0}\n\n')
@@ -117,7 +117,7 @@ def test_what_a_request_would_take_is_predicted_from_what_streams_have_shown(tmp
     run(main())
 
 
-def test_a_request_that_another_model_serves_was_asked_of_this_one(tmp_path: Path) -> None:
+def test_request_served_by_a_fallback_counts_for_the_requested_model(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker(model="other", replica="other-0")
         async with (

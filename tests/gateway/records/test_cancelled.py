@@ -80,7 +80,7 @@ def begins(usage: bytes | None, words: int = 3) -> Any:
         (b"", -1, 0),
     ],
 )
-def test_a_stream_is_billed_by_what_was_told_at_its_beginning_and_by_its_words(
+def test_cancelled_stream_is_billed_by_its_initial_usage_and_text(
     tmp_path: Path, usage: bytes | None, prompt: int, cached: int
 ) -> None:
     request = chat(stream=True)
@@ -102,7 +102,7 @@ def test_a_stream_is_billed_by_what_was_told_at_its_beginning_and_by_its_words(
     assert (sums.cached_tokens, sums.estimated) == (cached, 1)
 
 
-def test_what_is_told_at_the_end_of_a_stream_counts_more(tmp_path: Path) -> None:
+def test_final_usage_of_a_stream_takes_precedence(tmp_path: Path) -> None:
     def answer(exchange: Exchange) -> None:
         begins(b"451,0,64")(exchange)
         exchange.write(b"data: [DONE]\n\n")
@@ -155,7 +155,7 @@ def worked(folder: Path, main: Callable[[Front, RealWorker], Coroutine[None, Non
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_ledger_and_worker_agree_on_a_stream_that_was_left(tmp_path: Path, path: bytes) -> None:
+def test_ledger_and_worker_agree_on_the_tokens_of_a_cancelled_stream(tmp_path: Path, path: bytes) -> None:
     body, mark = BODIES[path]
     asked = msgspec.json.encode({"model": ROUTES.name, "stream": True, "temperature": 0} | body)
     seen = b""
@@ -177,7 +177,7 @@ def test_ledger_and_worker_agree_on_a_stream_that_was_left(tmp_path: Path, path:
     assert sums.estimated == 1
 
 
-def test_a_whole_answer_that_was_left_is_billed_about_what_its_engine_has_made(tmp_path: Path) -> None:
+def test_cancelled_unstreamed_answer_is_billed_an_estimate_of_generated_tokens(tmp_path: Path) -> None:
     short = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "max_tokens": 30, "ignore_eos": True})
     left = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "ignore_eos": True, **MAX})
 
@@ -228,7 +228,7 @@ def test_a_client_that_leaves_before_the_response_is_billed_an_estimate(
     assert sums.completion_tokens in completion
 
 
-def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> None:
+def test_prompt_that_was_not_prefilled_before_cancellation_is_not_billed(tmp_path: Path) -> None:
     long = msgspec.json.encode({"model": ROUTES.name, "messages": [{"role": "user", "content": "word " * 200_000}]})
     run(left(tmp_path, post(long), 0.0))
     assert (billed(tmp_path).prompt_tokens, billed(tmp_path).completion_tokens) == (0, 0)
@@ -237,7 +237,7 @@ def test_a_prompt_that_cannot_have_been_read_is_not_billed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("usage", "stream", "counts"), [(b"451,0,64", True, (451, 0, 64, 1)), (b"451,7,64", False, (451, 7, 64, 0))]
 )
-def test_what_a_replica_has_told_already_is_no_estimate(
+def test_usage_reported_before_a_disconnect_is_not_marked_as_estimated(
     tmp_path: Path, usage: bytes, stream: bool, counts: tuple[int, int, int, int]
 ) -> None:
     def answer(exchange: Exchange) -> None:

@@ -19,7 +19,7 @@ from forebay.wire import records
 
 @pytest.mark.parametrize(("handicap", "weight", "times"), [(1.0, 1.0, 1.0), (2.5, 1.0, 2.5), (2.5, 0.5, 5.0)])
 @pytest.mark.parametrize("hit_tokens", [0, 300])
-def test_a_policy_without_scores_records_what_it_compared(
+def test_decision_record_of_a_policy_without_scores_lists_the_compared_loads(
     handicap: float, weight: float, times: float, hit_tokens: int
 ) -> None:
     async def main() -> None:

@@ -36,13 +36,15 @@ INSIDE = ("10.0.0.0/8", "127.0.0.1", "fd00::/8")
         ("", b"198.51.100.1", ""),
     ],
 )
-def test_the_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, header: bytes, client: str) -> None:
+def test_client_address_is_the_last_untrusted_one_of_the_forwarded_chain(
+    peer: str, header: bytes, client: str
+) -> None:
     exchange: Any = SimpleNamespace(peer=peer, headers=(), header={b"x-forwarded-for": header}.get)
     assert Clients(INSIDE).of(exchange) == client
     assert Clients(()).of(exchange) == peer
 
 
-def test_the_audit_log_has_the_client_and_not_the_proxy(tmp_path: Path) -> None:
+def test_audit_log_names_the_client_instead_of_the_proxy(tmp_path: Path) -> None:
     async def main() -> None:
         records = RecordsSpec(str(tmp_path / "records"))
         async with cluster(tmp_path, Worker(), records=records, trusted_proxies=("127.0.0.0/8",)) as front:

@@ -24,7 +24,7 @@ def tokens(each: Used) -> tuple[int, int, int, bool]:
     return each.prompt, each.completion, each.cached, each.estimated
 
 
-def test_tokens_are_those_that_were_told_or_else_seen() -> None:
+def test_token_counts_are_reported_ones_or_else_observed_ones() -> None:
     assert tokens(used((100, 7, 64), (99, 0, 1), (4, 3), 90)) == (100, 7, 64, False)
     assert tokens(used(None, UNREPORTED, (4, 3), 90)) == (90, 3, 0, True)
     assert tokens(used(None, (451, 0, 64), (4, 3), 90)) == (451, 3, 64, True)
@@ -33,20 +33,20 @@ def test_tokens_are_those_that_were_told_or_else_seen() -> None:
 
 
 @given(st.binary(max_size=30) | st.text("0123456789,-", max_size=60).map(str.encode), st.integers(0, 1000))
-def test_no_worker_can_say_more_of_a_prompt_than_a_request_can_hold(value: bytes, request_bytes: int) -> None:
+def test_reported_prompt_tokens_are_limited_by_the_request_size(value: bytes, request_bytes: int) -> None:
     prompt, completion, cached = begun(usage_of(value), request_bytes)
     assert 0 <= prompt <= request_bytes + TEMPLATE_TOKENS_MAX
     assert (completion, 0 <= (cached or 0) <= prompt) == (0, True)
 
 
-def test_what_a_worker_says_of_a_prompt_is_believed_where_it_can_be_true() -> None:
+def test_plausible_prompt_token_counts_are_accepted() -> None:
     assert begun(usage_of(b"451,0,64"), 1000) == (451, 0, 64)
     assert begun(usage_of(b"451,99,900"), 1000) == (451, 0, 451)
     for lie in (b"-451,0,0", b"999999999999,0,0", b"9" * 40, b"451", b"", b"451,0,0,0", b"x"):
         assert begun(usage_of(lie), 1000)[0] == 0
 
 
-def test_outcomes_say_whose_fault_it_was(tmp_path: Path) -> None:
+def test_ledger_outcome_names_who_is_to_blame(tmp_path: Path) -> None:
     book = Ledger()
     for code in ("ok", "client_closed", "invalid_request", "replica_lost", "queue_full", "of another version"):
         book.count(NOON, "acme", "chat", code, Used(1, 2, 0, estimated=code == "client_closed"))
@@ -62,7 +62,7 @@ def test_outcomes_say_whose_fault_it_was(tmp_path: Path) -> None:
     assert not book.dirty
 
 
-def test_too_many_rows_are_counted_together(tmp_path: Path) -> None:
+def test_ledger_rows_beyond_the_limit_are_merged(tmp_path: Path) -> None:
     book = Ledger()
     book.start(tmp_path)
     for n in range(ledger.ROWS_MAX + 10):
@@ -74,7 +74,7 @@ def test_too_many_rows_are_counted_together(tmp_path: Path) -> None:
     assert found[DAY, ("other", "other", "ok")].requests == 10
 
 
-def test_old_days_are_removed(tmp_path: Path) -> None:
+def test_ledger_removes_old_days(tmp_path: Path) -> None:
     book = Ledger()
     book.start(tmp_path)
     for day in range(ledger.DAYS_MAX + 3):
@@ -85,7 +85,7 @@ def test_old_days_are_removed(tmp_path: Path) -> None:
     assert days == list(range(DAY + 3, DAY + 3 + ledger.DAYS_MAX))
 
 
-def test_files_that_are_not_understood_are_stepped_over(tmp_path: Path) -> None:
+def test_unreadable_record_files_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "usage-of-mine.json").write_text("{}")
     (tmp_path / f"usage-{day_text(DAY)}.json").write_text("nonsense")
     (tmp_path / "usage.json").write_text("nonsense")
@@ -99,7 +99,7 @@ def test_files_that_are_not_understood_are_stepped_over(tmp_path: Path) -> None:
     assert [sums.requests for sums in usage(tmp_path, 0).values()] == [1]
 
 
-def test_a_checkpoint_that_fails_is_told_and_made_up_for(tmp_path: Path) -> None:
+def test_failed_checkpoint_is_reported_and_repeated(tmp_path: Path) -> None:
     told_of = StringIO()
     records = Recorder(RecordsSpec(str(tmp_path)), "gateway-0", log.configure(told_of))
     assert records.start()
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_fails_is_told_and_made_up_for(tmp_path: Path) -> None
     assert counted(tmp_path).requests == 1
 
 
-def test_a_changed_audit_line_is_not_counted(tmp_path: Path) -> None:
+def test_altered_audit_line_is_not_counted_in_the_ledger(tmp_path: Path) -> None:
     log_file = AuditLog(1 << 20, 0, prompts=False)
     log_file.start(tmp_path)
     for n in range(3):

@@ -32,7 +32,7 @@ from forebay.obs import log
 from forebay.wire.records import FRAME_BYTES_MAX, Event, Kind
 
 
-def test_a_request_is_in_all_three_books(tmp_path: Path) -> None:
+def test_request_is_recorded_in_ledger_decisions_and_audit_log(tmp_path: Path) -> None:
     records = started(tmp_path)
     records.finished(facts(1))
     records.flush(0.0)
@@ -72,7 +72,7 @@ def test_prompts_are_stored_only_if_configured(tmp_path: Path, prompts: bool) ->
     assert verify(tmp_path / "gateway-0").ok
 
 
-def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
+def test_disabled_records_are_not_written(tmp_path: Path) -> None:
     records = started(tmp_path, decisions=False, audit=False, prompts=True)
     records.finished(facts(1))
     records.close()
@@ -87,7 +87,7 @@ def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
 # --- rotation
 
 
-def test_files_are_bounded_and_the_oldest_decisions_go(tmp_path: Path) -> None:
+def test_record_files_are_bounded_and_the_oldest_decisions_removed(tmp_path: Path) -> None:
     records = started(tmp_path, file_bytes_max=2000, decision_files_max=3)
     for n in range(100):
         records.finished(facts(n))
@@ -104,7 +104,7 @@ def test_files_are_bounded_and_the_oldest_decisions_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 2, -1])
-def test_a_removed_audit_file_is_found(tmp_path: Path, which: int) -> None:
+def test_removed_audit_file_is_detected(tmp_path: Path, which: int) -> None:
     records = started(tmp_path, file_bytes_max=2000)
     for n in range(40):
         records.finished(facts(n))
@@ -121,7 +121,7 @@ def test_a_removed_audit_file_is_found(tmp_path: Path, which: int) -> None:
     assert verify(tmp_path / "gateway-0", archived=True).ok == (which == 0)
 
 
-def test_audit_files_that_the_gateway_removes_itself_are_on_record(tmp_path: Path) -> None:
+def test_pruned_audit_files_are_recorded(tmp_path: Path) -> None:
     records = started(tmp_path, file_bytes_max=2000, audit_files_max=2)
     for n in range(60):
         records.finished(facts(n))
@@ -142,7 +142,7 @@ def test_audit_files_that_the_gateway_removes_itself_are_on_record(tmp_path: Pat
     rooms=st.lists(st.integers(0, 30), min_size=1, max_size=30),
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
 )
-def test_a_series_loses_and_repeats_nothing_whatever_the_disk_takes(
+def test_record_series_loses_and_repeats_nothing_under_partial_writes(
     tmp_path_factory: pytest.TempPathFactory, rooms: list[int], sizes: list[int]
 ) -> None:
     folder, disk = tmp_path_factory.mktemp("series"), Disk(0)
@@ -166,7 +166,7 @@ def test_a_series_loses_and_repeats_nothing_whatever_the_disk_takes(
     assert (series.held, series.held_bytes) == ([], 0)
 
 
-def test_a_full_disk_costs_nothing_if_it_is_mended_in_time(tmp_path: Path) -> None:
+def test_full_disk_loses_no_records_if_fixed_in_time(tmp_path: Path) -> None:
     disk = Disk()
     records = started(tmp_path, disk)
     for n in range(20):
@@ -182,7 +182,7 @@ def test_a_full_disk_costs_nothing_if_it_is_mended_in_time(tmp_path: Path) -> No
     assert records.lost == 0
 
 
-def test_more_than_can_be_held_is_a_gap_line_that_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_audit_overflow_is_a_gap_line_with_the_number_of_lost_records(tmp_path: Path) -> None:
     disk = Disk(0)
     records = started(tmp_path, disk, prompts=True)
     prompt = b"x" * audit.PROMPT_BYTES_MAX
@@ -209,7 +209,7 @@ def test_more_than_can_be_held_is_a_gap_line_that_says_how_much_is_missing(tmp_p
     assert written(tmp_path) == ids(range(302)), "decisions are smaller"
 
 
-def test_more_at_once_than_can_be_held_is_a_gap_too(tmp_path: Path) -> None:
+def test_audit_overflow_within_one_flush_is_a_gap_line(tmp_path: Path) -> None:
     records = started(tmp_path, prompts=True, decisions=False)
     for n in range(300):
         records.finished(facts(n, prompt=b"x" * audit.PROMPT_BYTES_MAX))
@@ -239,7 +239,7 @@ def test_decisions_that_are_never_written_are_counted_one_by_one(tmp_path: Path)
     assert records.lost == FRAME_DECISIONS_MAX + 5
 
 
-def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+def test_file_that_accepts_no_bytes_raises_an_error(tmp_path: Path) -> None:
     class Deaf:
         def write(self, data: bytes, /) -> None:
             """As a file that would block."""
@@ -254,7 +254,7 @@ def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
         series.write()
 
 
-def test_a_folder_that_cannot_be_had_is_asked_for_again(tmp_path: Path) -> None:
+def test_unavailable_record_folder_is_retried(tmp_path: Path) -> None:
     root = tmp_path / "records"
     root.write_text("in the way")
     told_of = StringIO()

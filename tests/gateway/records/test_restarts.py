@@ -31,7 +31,7 @@ def test_a_restart_continues_the_chain_and_the_ledger(tmp_path: Path) -> None:
     assert counted(tmp_path) == Sums(30, 300, 150, 60, 0)
 
 
-def test_processes_of_one_gateway_keep_apart(tmp_path: Path) -> None:
+def test_processes_of_one_gateway_use_separate_folders(tmp_path: Path) -> None:
     old, new = started(tmp_path), started(tmp_path)
     for n, records in enumerate((old, new, old, new)):
         records.finished(facts(n))
@@ -50,7 +50,7 @@ def test_processes_of_one_gateway_keep_apart(tmp_path: Path) -> None:
     assert counted(tmp_path).requests == 5
 
 
-def test_there_is_an_end_to_folders(tmp_path: Path) -> None:
+def test_number_of_record_folders_per_gateway_is_limited(tmp_path: Path) -> None:
     held = [OwnFolder(tmp_path, "gateway-0") for _ in range(16)]
     with pytest.raises(OSError, match="other processes"):
         OwnFolder(tmp_path, "gateway-0")
@@ -75,7 +75,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_kill_9_loses_no_more_than_the_last_write(tmp_path: Path) -> None:
+def test_sigkill_loses_at_most_the_last_write(tmp_path: Path) -> None:
     here = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], timeout=60)
 
@@ -91,7 +91,7 @@ def test_kill_9_loses_no_more_than_the_last_write(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(("finish", "yesterday", "flush", "checkpoint", "kill", "stop")), max_size=25))
-def test_no_request_is_counted_twice_or_forgotten_once_it_is_written(
+def test_written_requests_are_counted_exactly_once_across_restarts(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
     root = tmp_path_factory.mktemp("records")
@@ -136,7 +136,7 @@ def test_an_unfinished_line_is_cut_off_and_the_log_says_so(tmp_path: Path) -> No
     assert told(tmp_path) == ["req-1", "req-2"]
 
 
-def test_a_batch_that_was_cut_off_is_sealed_when_the_gateway_comes_up_and_the_log_says_so(tmp_path: Path) -> None:
+def test_truncated_batch_is_sealed_at_the_next_start_and_noted(tmp_path: Path) -> None:
     disk = Disk()
     records = started(tmp_path, disk)
     records.finished(facts(0))
@@ -208,7 +208,7 @@ def remove_files(root: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [lambda root: cut(root, 1), lambda root: cut(root, 3), no_head, change_last, remove_files]
 )
-def test_a_restart_hides_no_damage(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_restart_does_not_hide_damage_of_the_audit_log(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     records = started(tmp_path)
     for n in range(3):
         records.finished(facts(n))
@@ -225,7 +225,7 @@ def test_a_restart_hides_no_damage(tmp_path: Path, harm: Callable[[Path], None])
     assert report.files[-1].lines >= 3, "it goes on"
 
 
-def test_flaws_beyond_a_bound_are_counted(tmp_path: Path) -> None:
+def test_flaws_beyond_the_listed_ones_are_counted(tmp_path: Path) -> None:
     records = started(tmp_path)
     for n in range(FLAWS_MAX + 20):
         records.finished(facts(n))
@@ -238,7 +238,7 @@ def test_flaws_beyond_a_bound_are_counted(tmp_path: Path) -> None:
     assert (len(report.flaws), report.flaws_more) == (FLAWS_MAX, 20)
 
 
-def test_audit_that_is_switched_on_again_goes_on(tmp_path: Path) -> None:
+def test_reenabled_audit_log_continues_its_chain(tmp_path: Path) -> None:
     for n, on in enumerate((True, False, True)):
         records = started(tmp_path, audit=on)
         records.finished(facts(n))

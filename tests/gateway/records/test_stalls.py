@@ -50,7 +50,7 @@ def during_a_stall(disk: Stalling, flush: Coroutine[Any, Any, None], meanwhile: 
     run(main())
 
 
-def test_what_ends_during_a_stall_is_in_all_books_once(tmp_path: Path) -> None:
+def test_requests_ending_during_a_disk_stall_are_recorded_once(tmp_path: Path) -> None:
     disk = Stalling()
     records = started(tmp_path, disk)
     for n in range(5):
@@ -73,7 +73,7 @@ def test_what_ends_during_a_stall_is_in_all_books_once(tmp_path: Path) -> None:
     assert (report.ok, report.gaps, records.lost) == (True, [], 0)
 
 
-def test_what_is_too_much_to_be_held_during_a_stall_is_told(tmp_path: Path) -> None:
+def test_records_dropped_during_a_disk_stall_are_reported(tmp_path: Path) -> None:
     disk = Stalling()
     records = started(tmp_path, disk, prompts=True)
     records.finished(facts(0))
@@ -120,7 +120,7 @@ def test_cancelling_a_flush_during_a_stall_loses_no_record(tmp_path: Path) -> No
 
 
 @given(st.lists(st.sampled_from(["ends", "flushes", "flushes aside", "has room"]), max_size=30), st.integers(0, 4000))
-def test_whatever_happens_no_request_is_forgotten(
+def test_every_request_is_recorded_after_any_disk_events(
     tmp_path_factory: pytest.TempPathFactory, events: list[str], room: int
 ) -> None:
     root = tmp_path_factory.mktemp("records")
@@ -152,7 +152,7 @@ def test_whatever_happens_no_request_is_forgotten(
     assert counted(root).requests == ended
 
 
-def test_a_gateway_answers_while_its_disk_stalls(tmp_path: Path) -> None:
+def test_gateway_serves_requests_during_a_disk_stall(tmp_path: Path) -> None:
     root = tmp_path / "records"
 
     async def main() -> None:

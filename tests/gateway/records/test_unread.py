@@ -23,7 +23,7 @@ MESSAGES = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"
         (MESSAGES + b"\r\nslow", 408, "request_timeout", "/v1/messages"),
     ],
 )
-def test_the_id_of_a_refusal_finds_it(tmp_path: Path, data: bytes, status: int, code: str, path: str) -> None:
+def test_rejected_request_is_found_by_its_id(tmp_path: Path, data: bytes, status: int, code: str, path: str) -> None:
     folder, ids = tmp_path / "records", []
 
     async def main() -> None:
@@ -44,7 +44,7 @@ def test_the_id_of_a_refusal_finds_it(tmp_path: Path, data: bytes, status: int, 
     assert verify(folder / "gateway-0").ok
 
 
-def test_a_refusal_keeps_the_id_that_its_client_gave_it(tmp_path: Path) -> None:
+def test_rejection_keeps_the_request_id_of_the_client(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), limits=LIMITS) as front, peer(front.port) as client:
             client.send(post(chat(pad="x" * 2000), b"/v1/messages", b"x-request-id: mine-1"))
@@ -53,7 +53,7 @@ def test_a_refusal_keeps_the_id_that_its_client_gave_it(tmp_path: Path) -> None:
     run(main())
 
 
-def test_bytes_behind_a_request_do_not_get_its_id(tmp_path: Path) -> None:
+def test_bytes_after_a_request_do_not_get_its_id(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), limits=LIMITS) as front, peer(front.port) as client:
             client.send(post(chat(), b"/v1/messages", b"x-request-id: mine-1") + b"\x00nonsense\r\n")

@@ -64,7 +64,7 @@ ERASED: list[Callable[[Path], None]] = [erase_log, erase_all_but_lock, erase_all
 
 
 @pytest.mark.parametrize("erase", ERASED)
-def test_a_log_that_is_gone_is_found_by_what_else_is_in_its_folder(
+def test_missing_audit_log_is_detected_by_other_records_in_its_folder(
     tmp_path: Path, erase: Callable[[Path], None]
 ) -> None:
     run(tmp_path, "gateway-0")
@@ -76,7 +76,7 @@ def test_a_log_that_is_gone_is_found_by_what_else_is_in_its_folder(
 
 
 @pytest.mark.parametrize("erase", ERASED)
-def test_no_restart_hides_that_the_log_was_gone(tmp_path: Path, erase: Callable[[Path], None]) -> None:
+def test_restart_does_not_hide_a_missing_audit_log(tmp_path: Path, erase: Callable[[Path], None]) -> None:
     run(tmp_path, "gateway-0")
     before = counted(tmp_path).requests
     erase(tmp_path)
@@ -93,7 +93,7 @@ def test_no_restart_hides_that_the_log_was_gone(tmp_path: Path, erase: Callable[
     assert counted(tmp_path).requests == 6 + before * ledger
 
 
-def test_a_folder_of_a_gateway_that_keeps_no_audit_log_is_no_damage(tmp_path: Path) -> None:
+def test_folder_without_audit_log_by_configuration_is_valid(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", audit=False)
     (tmp_path / "gateway-1").mkdir()
     assert verify_all(tmp_path) == []
@@ -103,7 +103,7 @@ def test_a_folder_of_a_gateway_that_keeps_no_audit_log_is_no_damage(tmp_path: Pa
     assert events(tmp_path) == []
 
 
-def test_a_log_with_fewer_lines_than_the_ledger_has_counted_was_put_back(tmp_path: Path) -> None:
+def test_audit_log_shorter_than_the_ledger_count_is_damage(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     shutil.copytree(tmp_path / "gateway-0", tmp_path / "old")
     run(tmp_path, "gateway-0")
@@ -118,7 +118,7 @@ def test_a_log_with_fewer_lines_than_the_ledger_has_counted_was_put_back(tmp_pat
 # --- what other chains have seen
 
 
-def test_a_folder_that_is_gone_is_found_by_the_others_unless_it_was_moved_on_purpose(tmp_path: Path) -> None:
+def test_missing_chain_folder_is_detected_by_witnesses_unless_archived(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", "gateway-1", "gateway-2")
     shutil.rmtree(tmp_path / "gateway-0")
 
@@ -130,7 +130,7 @@ def test_a_folder_that_is_gone_is_found_by_the_others_unless_it_was_moved_on_pur
     assert not all(report.ok for report in verify_all(tmp_path, archived=True))
 
 
-def test_gateways_that_are_gone_for_good_and_others_that_go_on_are_fine(tmp_path: Path) -> None:
+def test_removed_gateways_are_no_damage_while_their_logs_remain(tmp_path: Path) -> None:
     for _ in range(3):
         run(tmp_path, "gateway-0", "gateway-1", "gateway-0+1")
     run(tmp_path, "gateway-0")
@@ -142,7 +142,7 @@ def test_gateways_that_are_gone_for_good_and_others_that_go_on_are_fine(tmp_path
     assert [gap for report in reports for gap in report.gaps] == []
 
 
-def test_an_old_copy_of_a_chain_is_found_even_if_it_has_grown_since(tmp_path: Path) -> None:
+def test_restored_old_copy_of_a_chain_is_detected_even_after_growth(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     shutil.copytree(tmp_path / "gateway-0", tmp_path.parent / "copy")
     run(tmp_path, "gateway-0", "gateway-1")
@@ -155,14 +155,14 @@ def test_an_old_copy_of_a_chain_is_found_even_if_it_has_grown_since(tmp_path: Pa
     assert flaws(verify_all(tmp_path)) == [("gateway-0", Kind.REPLACED)]
 
 
-def test_a_folder_under_another_name_is_found(tmp_path: Path) -> None:
+def test_renamed_chain_folder_is_detected(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", "gateway-1")
     (tmp_path / "gateway-0").rename(tmp_path / "gateway-9")
 
     assert ("gateway-0", Kind.MISSING) in flaws(verify_all(tmp_path))
 
 
-def test_what_was_pruned_since_it_was_seen_is_no_damage_and_new_files_say_it_again(tmp_path: Path) -> None:
+def test_pruning_after_a_witness_is_no_damage_and_witnesses_are_repeated(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", "gateway-1")
     for _ in range(10):
         run(tmp_path, "gateway-0", requests=10, file_bytes_max=2500, audit_files_max=2)
@@ -179,7 +179,7 @@ def test_what_was_pruned_since_it_was_seen_is_no_damage_and_new_files_say_it_aga
     assert ("gateway-0", Kind.MISSING) in flaws(verify_all(tmp_path)), "though its first witnesses were pruned"
 
 
-def test_it_is_looked_around_a_minute_after_the_start_and_then_every_hour(tmp_path: Path) -> None:
+def test_chains_are_witnessed_a_minute_after_the_start_and_then_hourly(tmp_path: Path) -> None:
     first = started(tmp_path)
     log = first._audit
     assert log is not None
@@ -251,7 +251,7 @@ def test_an_invalid_chain_head_is_ignored(tmp_path: Path, make: Callable[[Path],
     assert verify(tmp_path / "gateway-0").ok
 
 
-def test_a_witness_that_was_changed_is_damage_of_its_own_chain_only(tmp_path: Path) -> None:
+def test_altered_witness_damages_only_its_own_chain(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", "gateway-1")
     path = tmp_path / "gateway-1/audit-00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"other_seq":3', b'"other_seq":9'))
@@ -259,7 +259,7 @@ def test_a_witness_that_was_changed_is_damage_of_its_own_chain_only(tmp_path: Pa
     assert flaws(verify_all(tmp_path)) == [("gateway-1", Kind.CHANGED)]
 
 
-def test_a_witness_that_was_forged_with_its_seal_is_told_as_what_it_claims(tmp_path: Path) -> None:
+def test_forged_witness_is_reported_as_the_damage_that_it_claims(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     chain, target = Chain("gateway-1", Head()), tmp_path / "gateway-1"
     target.mkdir()
@@ -276,7 +276,7 @@ def test_a_witness_that_was_forged_with_its_seal_is_told_as_what_it_claims(tmp_p
     }
 
 
-def test_what_is_said_while_it_is_verified_does_not_count_before_it_was_there(tmp_path: Path) -> None:
+def test_witness_written_during_verification_is_no_damage(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0", "gateway-1")
     calls = 0
 
@@ -294,7 +294,7 @@ def test_what_is_said_while_it_is_verified_does_not_count_before_it_was_there(tm
 # --- gateways that were killed
 
 
-def test_a_gateway_that_was_killed_says_so_when_it_comes_up_and_one_that_closed_does_not(tmp_path: Path) -> None:
+def test_unclean_shutdown_is_noted_at_the_next_start(tmp_path: Path) -> None:
     disk = Disk()
     records = started(tmp_path, disk)
     records.finished(facts(0))
@@ -310,7 +310,7 @@ def test_a_gateway_that_was_killed_says_so_when_it_comes_up_and_one_that_closed_
     assert told(tmp_path) == ["req-0", "req-0", "req-0"], "and the one in between is lost"
 
 
-def test_one_that_was_killed_again_before_it_could_say_so_is_told_of_once(tmp_path: Path) -> None:
+def test_repeated_unclean_shutdown_before_the_note_is_noted_once(tmp_path: Path) -> None:
     for _ in range(3):
         disk = Disk()
         killed(started(tmp_path, disk), disk)
@@ -319,7 +319,7 @@ def test_one_that_was_killed_again_before_it_could_say_so_is_told_of_once(tmp_pa
     assert events(tmp_path) == ["killed"]
 
 
-def test_a_close_that_could_not_write_everything_is_no_clean_end(tmp_path: Path) -> None:
+def test_close_with_unwritten_records_is_an_unclean_shutdown(tmp_path: Path) -> None:
     disk = Disk()
     records = started(tmp_path, disk)
     records.finished(facts(0))
@@ -330,7 +330,7 @@ def test_a_close_that_could_not_write_everything_is_no_clean_end(tmp_path: Path)
     assert events(tmp_path) == ["killed"]
 
 
-def test_a_head_of_an_earlier_version_says_nothing_of_how_it_ended(tmp_path: Path) -> None:
+def test_chain_head_of_an_earlier_version_has_no_shutdown_state(tmp_path: Path) -> None:
     run(tmp_path, "gateway-0")
     head = read_head(tmp_path / "gateway-0")
     (tmp_path / "gateway-0/audit.head").write_bytes(msgspec.json.encode(head))
@@ -341,7 +341,7 @@ def test_a_head_of_an_earlier_version_says_nothing_of_how_it_ended(tmp_path: Pat
     assert (tmp_path / "gateway-0/lock").read_bytes() == MARK
 
 
-def test_a_head_that_cannot_be_written_at_the_start_stops_no_record(
+def test_unwritable_chain_head_at_the_start_does_not_stop_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path, "gateway-0")

@@ -55,7 +55,7 @@ def decisions(folder: Path) -> dict[str, records.Decision]:
         (ROUTES, BY_BATCH | {b"x-forebay-deadline-ms": b"45000"}, 145.0, inf, 145.0),
     ],
 )
-def test_a_request_is_due_by_its_header_and_by_the_promise_of_its_model(
+def test_deadline_is_the_earlier_of_header_and_model_objective(
     routes: ModelRoutes, fields: dict[bytes, bytes], deadline: float, due: float, last: float
 ) -> None:
     exchange = lone(b"POST", CHAT, fields)
@@ -103,7 +103,7 @@ def test_an_slo_alone_drops_no_request_but_goes_before_later_deadlines(tmp_path:
     run(main())
 
 
-def test_a_stream_that_its_engine_lets_wait_past_its_deadline_is_dropped_there(tmp_path: Path) -> None:
+def test_stream_still_queued_in_its_engine_at_the_deadline_is_dropped(tmp_path: Path) -> None:
     held: list[Exchange] = []
     gone: list[Exchange] = []
 
@@ -128,7 +128,7 @@ def test_a_stream_that_its_engine_lets_wait_past_its_deadline_is_dropped_there(t
     assert (record.code, record.band, record.deadline_s) == ("deadline_exceeded", "default", pytest.approx(0.05))
 
 
-def test_a_stream_that_has_begun_in_time_may_go_on_past_its_deadline(tmp_path: Path) -> None:
+def test_stream_that_began_in_time_may_end_after_its_deadline(tmp_path: Path) -> None:
     def slow(exchange: Exchange) -> None:
         exchange.start(200, [(b"content-type", b"text/event-stream")])
         exchange.write(b'data: {"n":0}\n\n')
@@ -200,7 +200,7 @@ def test_a_request_that_timed_out_in_the_queue_is_answered_and_recorded(tmp_path
     assert decisions(tmp_path)["late"].queued_s >= 0.08
 
 
-def test_waits_add_up_where_a_request_gives_way(tmp_path: Path) -> None:
+def test_queue_times_of_a_preempted_request_add_up(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:

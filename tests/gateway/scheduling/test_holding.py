@@ -74,7 +74,7 @@ def at(answer: Answer) -> str:
     return answer.headers[b"x-forebay-replica"].decode()
 
 
-def test_it_waits_for_the_replica_that_holds_its_prompt_and_says_so(tmp_path: Path) -> None:
+def test_request_is_held_for_the_replica_that_caches_its_prompt_with_that_reason(tmp_path: Path) -> None:
     async def main() -> None:
         async with full_home(tmp_path) as scene, peer(scene.front.port) as client:
             client.send(post(chat(messages=[{"role": "user", "content": PROMPT}])))
@@ -99,7 +99,7 @@ def test_no_request_is_held_while_memory_is_free_or_the_queue_is_full(tmp_path: 
     run(main(replace(CPR, policy=Policy.PREFIX_AFFINITY), 0.85, tmp_path / "policy"))
 
 
-def test_a_client_in_a_hurry_is_sent_elsewhere_when_half_of_its_time_is_gone(tmp_path: Path) -> None:
+def test_held_request_goes_elsewhere_after_half_of_its_deadline(tmp_path: Path) -> None:
     async def main() -> None:
         async with full_home(tmp_path) as scene:
             answer = await scene.ask(b"x-forebay-deadline-ms: 400")
@@ -122,7 +122,7 @@ def test_a_request_is_not_held_for_long_for_a_replica_that_stays_full(
     run(main())
 
 
-def test_less_urgent_work_does_not_go_before_a_request_that_is_held(tmp_path: Path) -> None:
+def test_lower_bands_do_not_overtake_a_held_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with full_home(tmp_path) as scene, peer(scene.front.port) as first, peer(scene.front.port) as second:
             first.send(post(chat(messages=[{"role": "user", "content": PROMPT}])))

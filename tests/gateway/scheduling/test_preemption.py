@@ -97,9 +97,7 @@ async def preempted(front: Front, count: int) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(0,), (1,), (5, 5, 9), (2, 3, 4, 5, 6, 7, 8, 9, 10, 11)])
-def test_a_stream_of_batch_work_pauses_for_urgent_requests_and_goes_on_where_it_was(
-    tmp_path: Path, cuts: tuple[int, ...]
-) -> None:
+def test_batch_stream_pauses_for_urgent_requests_and_continues(tmp_path: Path, cuts: tuple[int, ...]) -> None:
     tellers = Tellers()
 
     async def main() -> None:
@@ -183,7 +181,7 @@ def test_no_urgent_request_queues_behind_batch_work_in_an_engine(tmp_path: Path)
 
 
 @pytest.mark.interpreted  # with stand-ins
-def test_what_has_more_than_its_share_of_the_places_is_crowded() -> None:
+def test_urgent_request_waits_when_batch_attempts_cannot_be_preempted() -> None:
     class Stays:
         yields = False
 
@@ -217,7 +215,7 @@ def test_no_batch_work_gives_way_where_that_makes_no_room() -> None:
 
 @pytest.mark.parametrize("room_left", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
-def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, room_left: bool, index: int) -> None:
+def test_batch_request_that_cannot_be_resumed_is_not_preempted(tmp_path: Path, room_left: bool, index: int) -> None:
     """Its replica says so, or it has a second choice."""
     tellers = Tellers()
     if not index:
@@ -253,7 +251,7 @@ def test_batch_work_that_cannot_go_on_elsewhere_is_left_alone(tmp_path: Path, ro
     run(main())
 
 
-def test_a_request_says_how_often_it_gave_way(tmp_path: Path) -> None:
+def test_record_counts_preemptions_of_a_request(tmp_path: Path) -> None:
     tellers = Tellers()
 
     async def main() -> list[Answer]:
@@ -295,7 +293,7 @@ class Busy(NamedTuple):
         (Busy(4, (1, 2), live=False), None, Band.DEFAULT, Condition.DOWN),
     ],
 )
-def test_a_model_that_only_does_batch_work_is_free_for_others(
+def test_model_running_only_batch_work_counts_as_free_for_fallback(
     replica: Busy, waits: Band | None, band: Band, condition: Condition
 ) -> None:
     model: Any = Model([replica], RequestQueue(9, 60.0))

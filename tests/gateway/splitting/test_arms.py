@@ -73,7 +73,7 @@ async def answers(front: Front, *requests: bytes) -> list[str]:
     return found
 
 
-def test_each_request_goes_to_the_revision_that_its_id_draws(tmp_path: Path) -> None:
+def test_revision_of_a_request_is_drawn_by_its_id(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, split(0.3), stable(whole), canary(whole)) as front:
             for id in (f"id-{n}" for n in range(60)):
@@ -86,7 +86,7 @@ def test_each_request_goes_to_the_revision_that_its_id_draws(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.0, STABLE), (1.0, CANARY)])
-def test_at_the_ends_of_a_rollout_one_revision_gets_everything(tmp_path: Path, share: float, wanted: str) -> None:
+def test_share_of_zero_or_one_sends_all_requests_to_one_revision(tmp_path: Path, share: float, wanted: str) -> None:
     async def main() -> None:
         async with splitting(tmp_path, split(share), stable(whole), canary(whole)) as front:
             assert set(await answers(front, *(ask(f"id-{n}") for n in range(20)))) == {wanted}
@@ -116,7 +116,7 @@ def test_a_request_that_names_a_revision_gets_it_and_adds_no_sample(tmp_path: Pa
         (1.0, THEIRS, CANARY, STABLE),
     ],
 )
-def test_a_revision_without_a_live_replica_is_stood_in_for(
+def test_revision_without_a_live_replica_is_replaced_by_the_other(
     tmp_path: Path, share: float, mine: str, gone: str, wanted: str
 ) -> None:
     async def main() -> None:
@@ -225,7 +225,7 @@ def test_requests_queued_before_the_rollout_are_split_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("bad", [cut, failing(503, "request_failed", RETRYABLE)])
-def test_what_fails_on_the_canary_is_answered_by_stable_and_told(
+def test_request_failing_on_the_canary_is_served_by_stable_and_sampled(
     tmp_path: Path, bad: Callable[[Exchange], None]
 ) -> None:
     async def main() -> None:
@@ -248,7 +248,7 @@ def test_a_request_rejected_by_the_canary_adds_no_sample(tmp_path: Path) -> None
     run(main())
 
 
-def test_a_canary_whose_breaker_is_open_gets_nothing(tmp_path: Path) -> None:
+def test_canary_with_an_open_breaker_gets_no_requests(tmp_path: Path) -> None:
     async def main() -> None:
         bad = canary(failing(500, "internal"))
         async with splitting(tmp_path, HALF, stable(whole), bad) as front:
@@ -293,7 +293,7 @@ def test_a_caller_stays_with_its_revision_and_only_ever_moves_to_the_new_one(
     run(main())
 
 
-def test_callers_are_on_different_sides(tmp_path: Path) -> None:
+def test_callers_are_spread_over_both_revisions(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, split(0.5, sticky=Sticky.CALLER), stable(whole), canary(whole)) as front:
             asked = [ask(user=f"user {n}") for n in range(24)]
@@ -334,7 +334,7 @@ def test_a_session_stays_at_one_replica_also_where_every_request_is_drawn(tmp_pa
     run(main())
 
 
-def test_a_sequence_stays_with_the_replica_that_holds_its_state_while_there_is_one(tmp_path: Path) -> None:
+def test_sequence_stays_with_the_replica_that_holds_its_state(tmp_path: Path) -> None:
     def infer(number: int) -> bytes:
         given = {"model_name": "chat", "inputs": [], "parameters": {"sequence_id": number}}
         return post(msgspec.json.encode(given), b"/v2/models/chat/infer")

@@ -43,7 +43,7 @@ async def mirrored(front: Front, outcome: str, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_both_answers_to_a_copied_request_make_a_pair(tmp_path: Path, stream: bool) -> None:
+def test_mirrored_request_yields_a_pair_of_answers(tmp_path: Path, stream: bool) -> None:
     async def main() -> None:
         one, two = stable(said("Yes.")), canary(said("No, never."))
         async with splitting(tmp_path, SHADOW, one, two) as front:
@@ -65,7 +65,7 @@ def test_both_answers_to_a_copied_request_make_a_pair(tmp_path: Path, stream: bo
     run(main())
 
 
-def test_a_share_of_the_requests_is_copied_and_no_account_counts_it(tmp_path: Path) -> None:
+def test_mirrored_copies_are_a_share_of_requests_and_are_not_accounted(tmp_path: Path) -> None:
     async def main() -> None:
         two = canary(said("No."))
         async with splitting(tmp_path, split(0.0, mirrored=0.5), stable(said("Yes.")), two) as front:
@@ -90,7 +90,7 @@ def test_a_share_of_the_requests_is_copied_and_no_account_counts_it(tmp_path: Pa
         post(b'{"model":"chat","input":"x"}', b"/v1/responses"),
     ],
 )
-def test_only_requests_without_effects_and_of_no_certain_revision_are_copied(
+def test_only_side_effect_free_requests_without_a_named_revision_are_mirrored(
     tmp_path: Path, request_bytes: bytes
 ) -> None:
     async def main() -> None:
@@ -133,7 +133,7 @@ def test_a_failed_mirrored_copy_counts_against_the_canary_only(tmp_path: Path, b
         ((b"x-other", b"1"), "stream_interrupted"),
     ],
 )
-def test_a_copied_stream_without_a_good_end_has_failed(
+def test_mirrored_stream_without_a_complete_end_counts_as_failed(
     tmp_path: Path, ending: tuple[bytes, bytes], code: str
 ) -> None:
     def broken(exchange: Exchange) -> None:
@@ -151,7 +151,7 @@ def test_a_copied_stream_without_a_good_end_has_failed(
     run(main())
 
 
-def test_a_canary_that_turns_a_copy_away_has_not_failed(tmp_path: Path) -> None:
+def test_rejected_mirrored_copy_is_not_a_canary_failure(tmp_path: Path) -> None:
     async def main() -> None:
         two = canary(failing(503, "overloaded", RETRYABLE))
         async with splitting(tmp_path, SHADOW, stable(said("Yes.")), two) as front:
@@ -162,7 +162,7 @@ def test_a_canary_that_turns_a_copy_away_has_not_failed(tmp_path: Path) -> None:
     run(main())
 
 
-def test_copies_have_a_limit_and_give_way_to_whoever_asks_for_the_canary(tmp_path: Path) -> None:
+def test_mirrored_copies_are_limited_and_yield_to_canary_requests(tmp_path: Path) -> None:
     async def main() -> None:
         kept: list[Exchange] = []
         two = canary(kept.append)
@@ -186,7 +186,7 @@ def test_copies_have_a_limit_and_give_way_to_whoever_asks_for_the_canary(tmp_pat
     run(main())
 
 
-def test_a_load_report_with_copies_in_it_leaves_the_canary_its_room(tmp_path: Path) -> None:
+def test_mirrored_copies_in_load_reports_do_not_reduce_the_canarys_room(tmp_path: Path) -> None:
     async def main() -> None:
         kept: list[Exchange] = []
         two = canary(kept.append)
@@ -209,7 +209,7 @@ def test_a_load_report_with_copies_in_it_leaves_the_canary_its_room(tmp_path: Pa
     run(main())
 
 
-def test_a_copy_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirrored_copy_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirroring, "MIRROR_S_MAX", 0.02)
 
     async def main() -> None:
@@ -221,7 +221,7 @@ def test_a_copy_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pyt
     run(main())
 
 
-def test_a_client_that_leaves_does_not_end_the_copy(tmp_path: Path) -> None:
+def test_client_disconnect_does_not_cancel_the_mirrored_copy(tmp_path: Path) -> None:
     async def main() -> None:
         kept: list[Exchange] = []
         one = stable(lambda _: None)
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_does_not_end_the_copy(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_replica_that_is_taken_away_has_not_failed_its_copies(tmp_path: Path) -> None:
+def test_removed_replica_is_not_blamed_for_its_mirrored_copies(tmp_path: Path) -> None:
     async def main() -> None:
         kept: list[Exchange] = []
         one, two = stable(said("Yes.")), canary(kept.append)
@@ -253,7 +253,7 @@ def test_a_replica_that_is_taken_away_has_not_failed_its_copies(tmp_path: Path) 
     run(main())
 
 
-def test_a_canary_that_takes_no_requests_gets_no_copies(tmp_path: Path) -> None:
+def test_canary_not_in_service_gets_no_mirrored_copies(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = stable(said("Yes.")), canary(whole)
         async with splitting(tmp_path, SHADOW, one, two) as front:
@@ -275,7 +275,7 @@ def test_a_canary_that_takes_no_requests_gets_no_copies(tmp_path: Path) -> None:
         (SCHEMA, "x" * (PAIR_CHARS_MAX + 1), ""),  # it was cut, so it fits no schema
     ],
 )
-def test_a_pair_says_what_the_answer_was_to_look_like(
+def test_pair_includes_the_requested_response_schema(
     tmp_path: Path, format: dict[str, Any], text: str, schema: str
 ) -> None:
     async def main() -> None:
@@ -308,7 +308,7 @@ def vectors(*found: list[float], extra: str = "") -> Handler:
         ((vectors([1.0], extra="x" * mirroring.VECTORS_BYTES_MAX), vectors([1.0])), None),
     ],
 )
-def test_embeddings_make_pairs_of_how_alike_they_are(
+def test_pair_of_embeddings_holds_their_similarity(
     tmp_path: Path, answers: tuple[Handler, Handler], alike: float | None
 ) -> None:
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_embeddings_make_pairs_of_how_alike_they_are(
     run(main())
 
 
-def test_copies_of_the_warm_up_make_no_pair(tmp_path: Path) -> None:
+def test_mirrored_copies_during_warm_up_yield_no_pair(tmp_path: Path) -> None:
     async def main() -> None:
         warming = replace(SHADOW, counts_from=wall_s() + 1000.0)
         async with splitting(tmp_path, warming, stable(said("Yes.")), canary(said("No."))) as front:
@@ -337,7 +337,7 @@ def test_copies_of_the_warm_up_make_no_pair(tmp_path: Path) -> None:
     run(main())
 
 
-def test_an_answer_too_large_to_read_is_good_all_the_same(tmp_path: Path) -> None:
+def test_mirrored_answer_too_large_to_compare_counts_as_successful(tmp_path: Path) -> None:
     async def main() -> None:
         large = "x" * (mirroring.ANSWER_BYTES_MAX + 1)
         async with splitting(tmp_path, SHADOW, stable(said("Yes.")), canary(said(large))) as front:

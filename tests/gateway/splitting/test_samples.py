@@ -38,7 +38,7 @@ LOOP = "and then " * 40
 HALF = split(0.5)
 
 
-def test_a_good_answer_tells_its_times_tokens_and_how_it_reads(tmp_path: Path) -> None:
+def test_sample_of_a_successful_answer_has_latencies_tokens_and_text_flags(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, HALF, stable(said("Yes, it is.")), canary(said(REFUSAL))) as front:
             before = wall_s()
@@ -65,7 +65,7 @@ def test_a_good_answer_tells_its_times_tokens_and_how_it_reads(tmp_path: Path) -
 
 @pytest.mark.parametrize(("text", "broken"), [("", True), (LOOP, True), ("Once.", False)])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_empty_or_goes_round_in_circles_is_called_so(
+def test_empty_or_looping_answer_is_sampled_as_degenerate(
     tmp_path: Path, text: str, broken: bool, stream: bool
 ) -> None:
     async def main() -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_is_empty_or_goes_round_in_circles_is_called_so(
     run(main())
 
 
-def test_what_began_during_the_warm_up_says_so(tmp_path: Path) -> None:
+def test_sample_of_a_request_begun_during_warm_up_is_marked_early(tmp_path: Path) -> None:
     async def main() -> None:
         later = split(0.5, counts_from=wall_s() + 1000)
         async with splitting(tmp_path, later, stable(said("Yes.")), canary(failing(500, "internal_error"))) as front:
@@ -91,7 +91,7 @@ def test_what_began_during_the_warm_up_says_so(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_request_that_the_revision_will_not_take_is_told_as_that(tmp_path: Path) -> None:
+def test_request_rejected_by_its_revision_is_sampled_as_a_rejection(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, HALF, stable(said("Yes.")), canary(failing(400, "invalid_request"))) as front:
             await front.ask(ask(next(ids(Arm.CANARY, 0.5))))
@@ -101,7 +101,7 @@ def test_a_request_that_the_revision_will_not_take_is_told_as_that(tmp_path: Pat
     run(main())
 
 
-def test_a_client_that_leaves_tells_nothing(tmp_path: Path) -> None:
+def test_cancelled_request_yields_no_failure_sample(tmp_path: Path) -> None:
     async def main() -> None:
         one = stable(lambda _: None)
         async with splitting(tmp_path, HALF, one, canary(said("Yes."))) as front:
@@ -132,7 +132,7 @@ def test_a_broken_stream_counts_against_the_revision_that_began_it(tmp_path: Pat
     run(main())
 
 
-def test_a_tokenizer_tells_nothing(tmp_path: Path) -> None:
+def test_tokenizer_requests_yield_no_sample(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, HALF, stable(said("Yes.")), canary(said("Yes."))) as front:
             id = b"x-request-id: " + next(ids(Arm.CANARY, 0.5)).encode()
@@ -143,7 +143,7 @@ def test_a_tokenizer_tells_nothing(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_rollout_that_has_ended_is_told_nothing_more(tmp_path: Path) -> None:
+def test_ended_rollout_gets_no_more_samples(tmp_path: Path) -> None:
     async def main() -> None:
         waits: list[Exchange] = []
         one, two = stable(said("Yes.")), canary(waits.append)
@@ -158,7 +158,7 @@ def test_a_rollout_that_has_ended_is_told_nothing_more(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_hedge_never_leaves_its_revision_and_the_first_attempt_is_what_counts(tmp_path: Path) -> None:
+def test_hedge_stays_within_its_revision_and_the_first_attempt_is_sampled(tmp_path: Path) -> None:
     async def main() -> None:
         def embedded(exchange: Exchange) -> None:
             exchange.respond(200, [JSON, USAGE], b'{"object":"list"}')
@@ -191,7 +191,7 @@ def some(number: int) -> Sample:
 A_PAIR = Pair(ROLLOUT, "256", "q", "a", "b")
 
 
-def test_the_ring_hands_out_pages_and_counts_what_it_has_dropped() -> None:
+def test_sample_ring_returns_pages_and_counts_dropped_samples() -> None:
     ring = Observations("i")
     total = SAMPLES_MAX + 10
     for number in range(1, total + 1):
@@ -206,7 +206,7 @@ def test_the_ring_hands_out_pages_and_counts_what_it_has_dropped() -> None:
 
 @example([True] * PAIRS_MAX, PAGE_SAMPLES_MAX)
 @given(st.lists(st.booleans(), max_size=PAIRS_MAX), st.integers(1, PAGE_SAMPLES_MAX))
-def test_page_by_page_everything_is_handed_out_once(with_pair: list[bool], asks: int) -> None:
+def test_sample_pages_return_every_sample_once(with_pair: list[bool], asks: int) -> None:
     ring = Observations("i")
     found, pairs, cursor = [], 0, 0
     for number, pair in enumerate(with_pair, 1):
@@ -224,7 +224,7 @@ def test_page_by_page_everything_is_handed_out_once(with_pair: list[bool], asks:
     assert pairs == sum(with_pair)
 
 
-def test_control_asks_for_what_it_does_not_have_yet(tmp_path: Path) -> None:
+def test_observations_endpoint_returns_samples_after_the_given_number(tmp_path: Path) -> None:
     async def main() -> None:
         async with splitting(tmp_path, HALF, stable(said("Yes.")), canary(said("Yes."))) as front:
             id = next(ids(Arm.STABLE, 0.5))

@@ -56,7 +56,7 @@ BLOB = msgspec.json.encode({"model": "net", "data": ["A" * 100_000]})
 WORDS = msgspec.json.encode({"model": "net", "query": "q", "documents": ["word " * 1000]})
 
 
-def test_sounds_and_pictures_are_let_in_without_tokens_and_texts_by_their_length(tmp_path: Path) -> None:
+def test_audio_and_image_requests_reserve_no_tokens_and_texts_by_length(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     change_keys(keys, lambda _: ((RECORD,), None))
     tenants = (Tenant("team", ("net",), limits=Quota(tokens_per_day=1500)),)
@@ -87,7 +87,7 @@ def test_sounds_and_pictures_are_let_in_without_tokens_and_texts_by_their_length
     run(main())
 
 
-def test_replicas_that_tell_no_tokens_are_billed_by_what_is_text(tmp_path: Path) -> None:
+def test_requests_without_reported_tokens_are_billed_by_their_text(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(echo, "net-0", "net"), base=BASE) as front:
             assert (await front.ask(post(UPLOAD, b"/v1/audio/transcriptions", FORM))).status == 200

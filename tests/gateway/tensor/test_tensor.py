@@ -63,7 +63,7 @@ def sequence(id: int | str) -> bytes:
     return msgspec.json.encode({"parameters": {"sequence_id": id, "sequence_start": True}, "inputs": []})
 
 
-def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(tmp_path: Path) -> None:
+def test_tensor_bodies_are_relayed_verbatim_with_their_binary_headers(tmp_path: Path) -> None:
     async def main() -> None:
         worker, body = net(), b"{}\n" + bytes(range(256)) * 8192
         async with cluster(tmp_path, worker, base=BASE) as front:
@@ -93,9 +93,7 @@ def test_tensors_go_on_byte_for_byte_with_the_headers_that_say_how_to_read_them(
         (b'content-type: multipart/form-data; boundary="xx"', form(b"net"), b"/v1/images/ocr"),
     ],
 )
-def test_the_endpoints_of_tasks_go_to_the_model_that_their_body_names(
-    kind: bytes, body: bytes, path: bytes, tmp_path: Path
-) -> None:
+def test_task_endpoints_route_by_the_model_in_the_body(kind: bytes, body: bytes, path: bytes, tmp_path: Path) -> None:
     async def main() -> None:
         worker = net()
         async with cluster(tmp_path, worker, base=BASE) as front:
@@ -145,7 +143,7 @@ def test_upstream_deadline_excludes_time_queued_in_the_gateway(tmp_path: Path) -
     assert {each.header(b"content-type") for each in worker.requests} == {b"x-forebay-deadline-ms"}
 
 
-def test_what_a_replica_has_no_room_for_another_one_does_but_never_a_part_of_a_sequence(tmp_path: Path) -> None:
+def test_rejected_tensor_request_is_retried_elsewhere_unless_in_a_sequence(tmp_path: Path) -> None:
     async def main() -> None:
         full = failing(503, "overloaded", RETRYABLE)
         workers = (net(full), net(index=1))
@@ -182,7 +180,7 @@ def test_a_sequence_stays_at_one_replica_whatever_the_policy(policy: Policy, tmp
     run(main())
 
 
-def test_a_response_that_its_replica_gives_up_as_late_is_a_missed_deadline(tmp_path: Path) -> None:
+def test_late_response_dropped_by_its_replica_is_a_deadline_error(tmp_path: Path) -> None:
     async def main() -> None:
         def late(exchange: Exchange) -> None:
             exchange.respond(504, [JSON], b'{"error":"its deadline cannot be met: 2 ms are left"}')
@@ -197,7 +195,7 @@ def test_a_response_that_its_replica_gives_up_as_late_is_a_missed_deadline(tmp_p
     run(main())
 
 
-def test_errors_have_the_form_of_the_protocol_and_none_of_the_client_harms_a_replica(tmp_path: Path) -> None:
+def test_protocol_errors_keep_their_form_and_client_errors_do_not_trip_breakers(tmp_path: Path) -> None:
     async def main() -> None:
         def bad(exchange: Exchange) -> None:
             exchange.respond(400, [JSON], b'{"error":"unexpected shape"}')
@@ -227,7 +225,7 @@ def test_errors_have_the_form_of_the_protocol_and_none_of_the_client_harms_a_rep
     run(main())
 
 
-def test_a_gateway_answers_for_itself_and_changes_no_model_server(tmp_path: Path) -> None:
+def test_gateway_serves_metadata_itself_and_rejects_repository_changes(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, net(), base=BASE) as front:
             assert (await front.get(b"/v2/health/live")).status == 200
@@ -268,7 +266,7 @@ def test_metadata_requests_for_an_unserved_model_are_not_queued(tmp_path: Path) 
     run(main())
 
 
-def test_a_stream_goes_on_piece_by_piece_and_is_cut_where_its_replica_is_lost(tmp_path: Path) -> None:
+def test_tensor_stream_is_relayed_in_pieces_and_cut_when_its_replica_is_lost(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     def begin(exchange: Exchange) -> None:
@@ -309,7 +307,7 @@ async def pair(folder: Path, first: Worker, second: Worker, **more: Any) -> Asyn
             yield front
 
 
-def test_a_model_that_steps_in_gets_the_request_under_its_own_name(tmp_path: Path) -> None:
+def test_fallback_model_gets_the_tensor_request_under_its_own_name(tmp_path: Path) -> None:
     async def main() -> None:
         full = failing(503, "overloaded", RETRYABLE)
         first, second = net(full), net(model="spare")
@@ -329,7 +327,7 @@ def exchange(target: bytes, *headers: tuple[bytes, bytes]) -> Exchange:
     return lone(b"POST", target, dict(headers))
 
 
-def test_paths_of_one_model_are_found_and_others_are_not() -> None:
+def test_only_model_paths_of_the_protocol_are_routed() -> None:
     def found(target: bytes) -> tuple[str, bytes] | None:
         endpoint = tensor.find(exchange(target))
         return (endpoint.model, endpoint.method) if endpoint is not None else None
@@ -353,7 +351,7 @@ def test_paths_of_one_model_are_found_and_others_are_not() -> None:
     st.sampled_from([b"", b"application/json", b"application/octet-stream", b"multipart/form-data; boundary=x"]),
     st.none() | st.binary(max_size=14),
 )
-def test_whatever_comes_is_read_or_refused(target: bytes, body: bytes, kind: bytes, length: bytes | None) -> None:
+def test_any_tensor_path_is_parsed_or_rejected(target: bytes, body: bytes, kind: bytes, length: bytes | None) -> None:
     headers = [(b"content-type", kind)]
     if length is not None:
         headers.append((b"inference-header-content-length", length))

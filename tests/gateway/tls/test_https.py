@@ -57,7 +57,7 @@ def test_an_open_stream_goes_on_while_new_connections_see_the_new_certificate(
     run(main())
 
 
-def test_the_cookie_of_a_session_is_for_https_only_if_it_was_set_over_https(tmp_path: Path) -> None:
+def test_session_cookie_is_secure_only_over_https(tmp_path: Path) -> None:
     base = replace(ROUTES, sessions=Sessions.COOKIE)
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_the_cookie_of_a_session_is_for_https_only_if_it_was_set_over_https(tmp_
     run(main())
 
 
-def test_a_gateway_without_a_good_pair_ends_with_a_clear_word(tmp_path: Path) -> None:
+def test_gateway_exits_with_a_clear_message_without_a_valid_certificate(tmp_path: Path) -> None:
     spec = TlsSpec(str(tmp_path / "missing.pem"), str(tmp_path / "missing.key"))
 
     async def main() -> None:

@@ -17,7 +17,7 @@ def weighed(workers: tuple[Worker, ...], weights: tuple[float, ...]) -> ModelRou
     return replace(plain, replicas=tuple(replace(each, weight=weight) for each, weight in pairs))
 
 
-def test_the_slow_one_waits_for_its_turn_and_another_snapshot_turns_it_round(tmp_path: Path) -> None:
+def test_round_robin_follows_replica_weights_of_the_current_snapshot(tmp_path: Path) -> None:
     workers = Worker(), Worker(replica="chat-1")
 
     async def test() -> None:

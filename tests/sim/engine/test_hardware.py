@@ -31,7 +31,7 @@ WORK: st.SearchStrategy[Work] = st.tuples(st.integers(1, 100_000), st.floats(0.0
         (("h200_sxm", "70B", 8, "fp8"), (7.25, 9.32, 11.33), (28_355, 30_693), 3050),
     ],
 )
-def test_row_is_close_to_the_latencies_it_was_fitted_to(
+def test_hardware_row_is_close_to_its_measured_latencies(
     of: tuple[str, str, int, str],
     decode_ms: tuple[float, ...],
     prefill_tokens_per_s: tuple[int, int],
@@ -53,7 +53,7 @@ def test_unknown_row_error_lists_the_known_ones() -> None:
         hardware("h100_sxm", "70B", 1, "fp8")
 
 
-def test_data_names_its_sources() -> None:
+def test_hardware_data_names_its_sources() -> None:
     data = resources.files("forebay.sim.engine") / "data"
 
     assert len(rows()) == len(json.loads((data / "steps.json").read_text())["rows"]) == 17
@@ -61,7 +61,7 @@ def test_data_names_its_sources() -> None:
 
 
 @given(ROWS, WORK, st.integers(1, 1000))
-def test_more_work_never_takes_less_time(row: Hardware, work: Work, more: int) -> None:
+def test_step_time_never_decreases_with_more_work(row: Hardware, work: Work, more: int) -> None:
     new, square, context, sequences = work
     step_s = row.step.step_s
     least_s = step_s(*work)
@@ -72,7 +72,7 @@ def test_more_work_never_takes_less_time(row: Hardware, work: Work, more: int) -
 
 
 @given(ROWS, WORK, st.sampled_from([0.8, 1.25]))
-def test_scale_applies_to_the_whole_step(row: Hardware, work: Work, factor: float) -> None:
+def test_scaled_hardware_scales_the_whole_step(row: Hardware, work: Work, factor: float) -> None:
     scaled = row.scaled(factor)
 
     assert scaled.step.step_s(*work) == pytest.approx(factor * row.step.step_s(*work))

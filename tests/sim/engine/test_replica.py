@@ -127,7 +127,7 @@ def test_token_times_equal_those_of_a_naive_scheduler(acts: list[Act], sizes: Si
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
-def test_skipping_over_steps_changes_nothing(acts: list[Act], sizes: Sizes) -> None:
+def test_results_are_independent_of_step_merging(acts: list[Act], sizes: Sizes) -> None:
     leaping, happened = told(acts, sizes, each_token=False)
     stepping, all_happened = told(acts, sizes, each_token=True)
 
@@ -174,7 +174,7 @@ def test_load_reports_equal_those_of_a_naive_replica(acts: list[Act], sizes: Siz
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES, st.booleans())
-def test_nothing_is_lost_and_nothing_is_left_over(acts: list[Act], sizes: Sizes, each_token: bool) -> None:
+def test_every_job_ends_once_and_the_kv_cache_is_freed(acts: list[Act], sizes: Sizes, each_token: bool) -> None:
     replica, happened = told(acts, sizes, each_token=each_token)
 
     offered = {act.job.id: act.job for act in acts if act.what == "offer"}
@@ -233,7 +233,7 @@ def test_single_prompt_takes_the_steps_of_the_formula() -> None:
     assert replica.busy_s == pytest.approx(done - 10.0)
 
 
-def test_the_second_of_two_equal_prompts_reads_only_its_last_token() -> None:
+def test_second_of_two_equal_prompts_prefills_only_its_last_token() -> None:
     replica = Replica(H100)
     replica.offer(Job(1, 1024, 1, (7, 8)), 0.0)
     replica.offer(Job(2, 1024, 1, (7, 8)), 1.0)
@@ -299,7 +299,7 @@ def test_step_time_with_one_more_request_is_predicted_for_the_oracle() -> None:
     assert replica.token_s() == pytest.approx(H100.step.step_s(2, 0.0, 101, 2) / 2)
 
 
-def test_a_step_full_of_decodes_still_says_how_long_reading_would_take() -> None:
+def test_prefill_estimate_is_finite_when_decodes_fill_every_step() -> None:
     replica = Replica(H100, sequences_max=1, step_tokens_max=1)
     replica.offer(Job(1, 1, 9), 0.0)
     replica.advance(replica.next_at)
@@ -342,6 +342,6 @@ def test_invalid_job_is_rejected(job: Job, text: str) -> None:
     assert (replica.running, replica.waiting) == (1, 0)
 
 
-def test_a_step_has_a_token_for_every_sequence() -> None:
+def test_step_token_limit_covers_every_sequence() -> None:
     with pytest.raises(ValueError, match="9 sequences need at least one token each, more than the step's 8"):
         Replica(H100, sequences_max=9, step_tokens_max=8)

@@ -87,7 +87,7 @@ def test_crashed_replica_is_restarted() -> None:
     assert result.good < calm.good
 
 
-def test_late_answers_are_seen_even_where_there_is_less_than_one_in_a_tick() -> None:
+def test_fractional_late_answers_per_tick_add_up() -> None:
     seen = Seen(1)
     result = Fleet(load(0.4, ticks=200), LATE, seen, start_s=100.0).run()
     told = sum(each.late or 0 for each in seen.readings if each)
@@ -136,7 +136,7 @@ def test_every_request_ends_once(rates: list[float], plan: list[int], failures: 
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-def test_the_same_comes_of_the_same_and_the_real_decisions_keep_up_with_a_climb(policy: Policy) -> None:
+def test_fleet_run_is_deterministic_and_every_policy_follows_rising_load(policy: Policy) -> None:
     stories = []
     for _ in range(2):
         scaler = Scaler(Scale(12, policy=policy, target=2.0, ttft_s=5.0, tpot_s=0.05))
@@ -156,7 +156,7 @@ def test_peak_is_the_smallest_fleet_that_meets_the_objective() -> None:
     assert peak(climb, PLAIN, guess=40) == found
 
 
-def test_the_oracle_knows_what_each_period_needs_and_orders_it_ahead() -> None:
+def test_oracle_orders_the_replicas_of_each_period_ahead() -> None:
     steps = load(1.0, 6.0, 1.0)
     need = needed(steps, PLAIN, period_s=60.0)
     assert need == [1] * 12 + [4] * 12 + [1] * 12
@@ -167,7 +167,7 @@ def test_the_oracle_knows_what_each_period_needs_and_orders_it_ahead() -> None:
     assert result.replica_s == pytest.approx(5.0 * sum(plan))
 
 
-def test_loads_are_what_they_are_made_of() -> None:
+def test_generated_load_has_the_given_rates_and_lengths() -> None:
     mix = ((100, 10), (300, 30))
     jump = loads.step(2.0, 5.0, mix, 1, at_s=600.0, until_s=1200.0)
     assert len(jump.arrivals) == 240
@@ -182,7 +182,7 @@ def test_loads_are_what_they_are_made_of() -> None:
 
 
 @pytest.mark.slow
-def test_the_day_has_the_scale_of_its_source() -> None:
+def test_day_load_has_the_scale_of_its_source() -> None:
     found = loads.day(1)
     assert len(found.arrivals) == 17_280
     assert sum(found.arrivals) / 86_400 == pytest.approx(196, rel=0.01)
@@ -192,7 +192,7 @@ def test_the_day_has_the_scale_of_its_source() -> None:
 
 
 @pytest.mark.slow
-def test_the_week_has_the_rate_it_is_asked_for() -> None:
+def test_week_load_has_the_requested_rate() -> None:
     found = loads.week(1, 2.0)
     assert len(found.arrivals) == 7 * 8_640
     assert sum(found.arrivals) / (7 * 86_400) == pytest.approx(2.0, rel=0.01)
@@ -200,7 +200,7 @@ def test_the_week_has_the_rate_it_is_asked_for() -> None:
     assert sum(found.prompt_tokens) / sum(found.arrivals) == pytest.approx(mean, rel=0.05)
 
 
-def test_between_measured_points_all_is_linear_and_idle_replicas_have_nothing_under_way() -> None:
+def test_response_interpolates_linearly_and_idle_replicas_have_nothing_in_flight() -> None:
     points = [[[1.0 - load / 20] * (STEPS + 1) + [load * 10.0, 0.1, load, 0.2, 0.02] for load in _loads()]] * 4
     found = response(SimCluster(), [(1000, 100)], Measured(3.0, points))
     assert found.answer(3, 0.0).in_flight == 0.0
@@ -232,5 +232,5 @@ def test_a_fleet_agrees_with_a_replay_of_the_same_requests(monkeypatch: pytest.M
         assert fleet.attainment == pytest.approx(replayed, abs=0.03), rate
 
 
-def test_slice_of_a_load_is_a_load() -> None:
+def test_part_of_a_load_keeps_its_arrivals() -> None:
     assert part(load(1.0, 2.0), 11, 13).arrivals == [5.0, 10.0]

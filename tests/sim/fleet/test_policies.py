@@ -32,7 +32,7 @@ EMPTY = Workload("none", ())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_read(name: str) -> None:
+def test_every_sizing_name_is_parsed(name: str) -> None:
     assert parse_sizing(name) == SizingSpec(name)
 
 
@@ -44,7 +44,7 @@ def test_every_name_is_read(name: str) -> None:
         ("apa@1e3", SizingSpec("apa", 1000)),
     ],
 )
-def test_name_may_have_a_number(text: str, spec: SizingSpec) -> None:
+def test_sizing_name_may_have_a_number(text: str, spec: SizingSpec) -> None:
     assert parse_sizing(text) == spec
 
 
@@ -63,12 +63,12 @@ def test_name_may_have_a_number(text: str, spec: SizingSpec) -> None:
         ("apa@nan", "apa@TARGET with more than 0"),
     ],
 )
-def test_unknown_name_is_rejected_with_the_allowed_ones(text: str, says: str) -> None:
+def test_unknown_sizing_name_is_rejected_with_the_allowed_ones(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         parse_sizing(text)
 
 
-def test_a_policy_is_that_of_the_product_with_the_bounds_of_the_description() -> None:
+def test_policy_sizing_uses_the_scale_settings_of_the_cluster() -> None:
     settings = ScaleSettings(max=9, min=2, policy=Policy.KPA, target=16.0)
     cluster = SimCluster(scale=settings)
 
@@ -102,13 +102,13 @@ def test_initial_size_follows_the_description_within_bounds(
     assert (found.sizer is None) == name.startswith("static")
 
 
-def test_a_start_takes_what_the_description_says_or_the_hardware() -> None:
+def test_cold_start_time_is_configured_or_that_of_the_hardware() -> None:
     assert cold_start_s(SimCluster(start_s=12.0)) == 12.0
     assert cold_start_s(SimCluster()) == pytest.approx(97.5)
     assert sizing("forebay", SimCluster(start_s=12.0), EMPTY).start_s == 12.0
 
 
-def test_of_a_prompt_that_begins_as_another_one_only_the_rest_is_computed() -> None:
+def test_computed_load_excludes_shared_prompt_prefixes() -> None:
     load = hot_prefix(Random(1), requests=200)
     cold, warm = computed(load), columns(load.arrivals)
     share = 1 - sum(cold.prompt_tokens) / sum(warm.prompt_tokens)
@@ -140,7 +140,7 @@ def believe(patch: pytest.MonkeyPatch, requests_per_s: float) -> None:
 
 
 @pytest.mark.slow
-def test_peak_and_oracle_have_what_the_load_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_and_oracle_sizings_meet_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     believe(monkeypatch, 0.2)
     load, cluster = made([0.2, 0.8, 0.2, 0.2], 600.0), SimCluster(start_s=60.0)
     fewest, oracle = sizing("peak", cluster, load).begin, sizing("oracle", cluster, load)
@@ -158,7 +158,7 @@ def test_peak_and_oracle_have_what_the_load_needs(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["peak", "oracle"])
-def test_a_plan_that_is_too_small_is_made_larger_until_it_keeps_the_promise_or_more_is_no_better(
+def test_planned_sizing_grows_until_the_objective_is_met_or_growth_stops_helping(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     believe(monkeypatch, 20.0)

@@ -18,7 +18,7 @@ DIGEST = "from forebay.sim.full.chaos import chaos; print(chaos(int({seed})).dig
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, SEEDS))])
-def test_a_cluster_with_faults_keeps_every_rule(seed: int) -> None:
+def test_cluster_with_faults_keeps_every_invariant(seed: int) -> None:
     verdict = chaos(seed)
     assert verdict.ok, "\n".join((verdict.command, str(verdict.profile), *verdict.violations))
     assert verdict.endings["complete"]
@@ -34,12 +34,12 @@ def test_without_faults_no_client_is_disconnected_or_rejected() -> None:
 
 
 @pytest.mark.slow
-def test_seed_is_reproducible() -> None:
+def test_chaos_seed_is_reproducible() -> None:
     assert len({chaos(REPEATED).digest for _ in range(REPEATS)}) == 1
 
 
 @pytest.mark.slow
-def test_seed_is_reproducible_across_processes() -> None:
+def test_chaos_seed_is_reproducible_across_processes() -> None:
     call = (sys.executable, "-c", DIGEST.format(seed=REPEATED))
     digests = set()
     for number in range(PROCESSES):
@@ -49,5 +49,5 @@ def test_seed_is_reproducible_across_processes() -> None:
 
 
 @pytest.mark.slow
-def test_seeds_give_different_runs() -> None:
+def test_chaos_seeds_give_different_runs() -> None:
     assert len({chaos(seed, faults=False).digest for seed in range(3)}) == 3

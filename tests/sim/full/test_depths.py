@@ -31,7 +31,9 @@ def some_load(per_s: float, seed: int) -> Workload:
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize(("per_s", "replicas", "sequences"), [(20.0, 4, 256), (60.0, 3, 4)])
-def test_both_depths_choose_the_same_replicas(policy: Policy, per_s: float, replicas: int, sequences: int) -> None:
+def test_replay_and_full_gateway_choose_the_same_replicas(
+    policy: Policy, per_s: float, replicas: int, sequences: int
+) -> None:
     workload = some_load(per_s, seed=5)
     cluster = SimCluster(replicas=replicas, sequences_max=sequences)
     outcome = replay(workload, cluster, policy=policy, seed=3)
@@ -45,7 +47,7 @@ def test_both_depths_choose_the_same_replicas(policy: Policy, per_s: float, repl
     SimCluster(replicas=4, gateways=2, sequences_max=8),
     SimCluster(replicas=3, gateways=2, kv_tokens=9 * 1024),  # engines run full, and gateways let requests wait
 ])  # fmt: skip
-def test_both_depths_choose_the_same_replicas_with_several_gateways(policy: Policy, cluster: SimCluster) -> None:
+def test_replay_and_several_full_gateways_choose_the_same_replicas(policy: Policy, cluster: SimCluster) -> None:
     workload = some_load(40.0, seed=5)
     assert decisions(workload, cluster, policy=policy, seed=3) == list(
         replay(workload, cluster, policy=policy, seed=3).replica

@@ -87,7 +87,7 @@ def provided(tmp_path: Path) -> Case:
     return case
 
 
-def test_a_provider_that_cannot_observe_says_so_and_must_not_act(tmp_path: Path) -> None:
+def test_provider_that_cannot_observe_raises_and_must_not_act(tmp_path: Path) -> None:
     async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         machine.unreachable = "nobody answers"
         with pytest.raises(ProviderError, match="nobody answers"):
@@ -98,7 +98,7 @@ def test_a_provider_that_cannot_observe_says_so_and_must_not_act(tmp_path: Path)
     on_a_machine(tmp_path, test)
 
 
-def test_failed_start_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_failed_unit_start_raises_with_the_reason(tmp_path: Path) -> None:
     async def test(machine: Machine, provider: MachineProvider, event_log: EventLog) -> None:
         await provider.observe()
         machine.refuses = "no room"

@@ -26,7 +26,7 @@ workloads = st.lists(rows, max_size=30).map(
 
 
 @given(st.lists(rows, max_size=30), st.slices(30))
-def test_columns_equal_their_requests(found: list[Arrival], part: slice) -> None:
+def test_workload_columns_equal_their_requests(found: list[Arrival], part: slice) -> None:
     made = columns(found)
 
     assert list(made) == found == [made[place] for place in range(len(made))]
@@ -36,7 +36,7 @@ def test_columns_equal_their_requests(found: list[Arrival], part: slice) -> None
 
 
 @given(workloads, st.floats(0.1, 10))
-def test_speedup_divides_times_only(workload: Workload, speed: float) -> None:
+def test_speedup_divides_only_arrival_times(workload: Workload, speed: float) -> None:
     quick = faster(workload, speed)
 
     assert list(quick.arrivals) == [arrival._replace(at_s=arrival.at_s / speed) for arrival in workload.arrivals]
@@ -49,7 +49,7 @@ def test_speed_must_be_above_zero() -> None:
 
 
 @given(workloads, st.integers(0, 100), st.integers(0, 100))
-def test_slice_starts_at_time_zero(workload: Workload, from_s: int, to_s: int) -> None:
+def test_workload_slice_starts_at_time_zero(workload: Workload, from_s: int, to_s: int) -> None:
     part = between(workload, from_s, to_s)
 
     assert list(part.arrivals) == [
@@ -58,12 +58,12 @@ def test_slice_starts_at_time_zero(workload: Workload, from_s: int, to_s: int) -
 
 
 @given(workloads, st.integers(0, 40))
-def test_the_first_are_the_first(workload: Workload, count: int) -> None:
+def test_first_keeps_the_first_requests(workload: Workload, count: int) -> None:
     assert list(first(workload, count).arrivals) == list(workload.arrivals[:count])
 
 
 @given(workloads, st.integers(0, 5), st.floats(0.5, 5))
-def test_jitter_moves_each_request_by_less_than_the_quantum_and_keeps_their_order(
+def test_jitter_moves_requests_by_less_than_the_clock_tick_in_order(
     workload: Workload, seed: int, quantum_s: float
 ) -> None:
     moved = jittered(workload, quantum_s, Random(seed)).arrivals
@@ -75,7 +75,7 @@ def test_jitter_moves_each_request_by_less_than_the_quantum_and_keeps_their_orde
         assert before.at_s <= after <= before.at_s + quantum_s
 
 
-def test_figures_of_a_workload_that_can_be_counted_by_hand() -> None:
+def test_workload_figures_equal_hand_counted_ones() -> None:
     arrivals = (
         Arrival(1.0, 1_000, 10, (1, 2), "a"),
         Arrival(1.0, 1_500, 20, (1, 2, 3), "b"),  # finds 1,024 of its tokens
@@ -92,7 +92,7 @@ def test_figures_of_a_workload_that_can_be_counted_by_hand() -> None:
     assert figures[-2:] == (1924 / 4000, 2)
 
 
-def test_figures_of_tiny_workloads() -> None:
+def test_workload_figures_handle_tiny_workloads() -> None:
     one = describe(Workload("w", (Arrival(0.0, 7, 3),)))
 
     assert one == (1, 0.0, 0.0, 0.0, (7, 7, 7), (3, 3, 3), None, 0)

@@ -14,7 +14,7 @@ MADE = (at_random, burst, hot_prefix, tenants, multi_turn)
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_blocks_are_as_many_as_a_prompt_has_and_an_id_has_but_one_past(make: type) -> None:
+def test_prompts_have_all_their_blocks_and_block_ids_determine_the_prefix(make: type) -> None:
     workload: Workload = make(Random(3))
     before: dict[int, tuple[int, ...]] = {}
 
@@ -28,7 +28,7 @@ def test_blocks_are_as_many_as_a_prompt_has_and_an_id_has_but_one_past(make: typ
             assert before.setdefault(block, arrival.blocks[:place]) == arrival.blocks[:place]
 
 
-def test_chance_and_bursts_have_the_rate_and_variation_asked_for() -> None:
+def test_generated_arrivals_have_the_requested_rate_and_variation() -> None:
     even, bursts = (
         describe(at_random(Random(1), requests=20_000)),
         describe(at_random(Random(1), requests=20_000, cv=4)),
@@ -52,7 +52,7 @@ def test_hot_prefix_is_shared_by_most_requests_only() -> None:
 
 
 @pytest.mark.parametrize(("users", "distinct"), [(5, 750), (0, 4_000)])
-def test_tenants_have_prefixes_of_their_own_and_users_with_a_prompt_each(users: int, distinct: int) -> None:
+def test_tenant_workload_has_a_prefix_per_tenant_and_a_prompt_per_user(users: int, distinct: int) -> None:
     workload = tenants(Random(1), users=users)
     prefixes = defaultdict(set)
     for arrival in workload.arrivals:
@@ -64,7 +64,7 @@ def test_tenants_have_prefixes_of_their_own_and_users_with_a_prompt_each(users: 
     assert {arrival[1:3] for arrival in workload.arrivals} == {(7_200, 1_000)}
 
 
-def test_conversations_grow_by_the_answer_and_a_new_question() -> None:
+def test_conversation_prompts_grow_by_the_answer_and_the_next_question() -> None:
     workload = multi_turn(
         Random(1), span_s=40_000, rate_per_s=2e-4, turns=1e9, question=Length(600), output=Length(300)
     )
@@ -82,7 +82,7 @@ def test_conversations_grow_by_the_answer_and_a_new_question() -> None:
         assert after.at_s > before.at_s + 300 * 0.03
 
 
-def test_conversations_share_their_system_prompt_and_come_and_go() -> None:
+def test_conversations_share_a_system_prompt_and_overlap() -> None:
     workload = multi_turn(Random(1), span_s=3_000)
     figures = describe(workload)
 

@@ -20,7 +20,7 @@ BYTES_MAX = 1_500_000
 """Of all data: it is in every wheel."""
 
 
-def test_every_file_of_the_data_is_as_its_notes_say_and_all_are_small() -> None:
+def test_bundled_traces_match_their_notices_and_are_small() -> None:
     noted = dict(re.findall(r"^ {4}([0-9a-f]{64})  (\S+)$", (DATA / "README.md").read_text(), re.MULTILINE))
     files = {path.relative_to(DATA).as_posix(): path for path in DATA.rglob("*") if path.is_file()}
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
@@ -45,7 +45,7 @@ def test_the_conversation_trace_has_its_published_figures() -> None:
     assert figures.hit_share == pytest.approx(0.374, abs=0.0005)
 
 
-def test_jitter_takes_the_false_bursts_out_of_the_conversation_trace() -> None:
+def test_jitter_removes_clock_tick_bursts_of_the_conversation_trace() -> None:
     with gzip.open(DATA / TRACES["mooncake"]) as lines:
         as_written = Workload("raw", [Arrival(json.loads(line)["timestamp"] / 1000, 1, 1) for line in lines])
 
@@ -69,7 +69,7 @@ def test_the_coding_trace_has_its_published_figures() -> None:
     assert figures.hit_share is None
 
 
-def test_the_hour_of_many_clients_has_them_as_tenants() -> None:
+def test_multi_client_hour_has_its_clients_as_tenants() -> None:
     figures = describe(workload("servegen", Random(1)))
 
     assert figures.tenants > 50
@@ -77,7 +77,7 @@ def test_the_hour_of_many_clients_has_them_as_tenants() -> None:
     assert 3 < figures.rate_per_s < 10
 
 
-def test_the_week_has_the_published_rates_and_prompts_and_the_answers_of_the_coding_trace() -> None:
+def test_week_workload_has_published_rates_and_lengths() -> None:
     week = workload("azure-week", Random(1))
     figures = describe(week)
     days = [len(between(week, day * 86_400, (day + 1) * 86_400).arrivals) for day in range(7)]
@@ -101,7 +101,7 @@ def test_workload_is_determined_by_its_seed(name: str) -> None:
         assert list(made.arrivals) != list(workload(name, Random(8)).arrivals)
 
 
-def test_unknown_name_is_a_file() -> None:
+def test_unknown_workload_name_is_read_as_a_file() -> None:
     path = DATA / TRACES["azure"]
 
     assert workload(str(path), Random(1)).name == path.name
@@ -109,7 +109,7 @@ def test_unknown_name_is_a_file() -> None:
         workload("moonkake", Random(1))
 
 
-def test_changes_add_up_in_the_name() -> None:
+def test_workload_name_lists_its_changes() -> None:
     whole = workload("azure", Random(1))
     part = first(faster(between(whole, 600, 1_800), 2.0), 10)
 

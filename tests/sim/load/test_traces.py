@@ -66,7 +66,7 @@ RECORDS = (
         (b"".join(map(frame, RECORDS)), ((), (), ()), ("b", "9", "9")),
     ],
 )
-def test_every_format_is_detected_by_content_and_sorted(
+def test_trace_format_is_detected_by_content(
     tmp_path: Path, content: bytes, blocks: tuple[tuple[int, ...], ...], tenants: tuple[str, ...], packed: bool
 ) -> None:
     path = written(tmp_path, gzip.compress(content) if packed else content)
@@ -91,7 +91,7 @@ def test_rows_with_equal_times_stay_in_order(tmp_path: Path) -> None:
 # --- decision records
 
 
-def test_a_folder_of_records_is_read_with_all_its_gateways_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_records_folder_is_read_for_all_gateways_with_missing_parts_named(tmp_path: Path) -> None:
     for number, record in enumerate(RECORDS):
         folder = tmp_path / "records" / f"gw-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def test_a_folder_of_records_is_read_with_all_its_gateways_and_says_what_is_miss
     assert [arrival.prompt_tokens for arrival in one.arrivals] == [1, 512]
 
 
-def test_a_request_that_was_refused_before_its_model_was_known_is_of_no_other_model(tmp_path: Path) -> None:
+def test_rejected_requests_of_unknown_model_do_not_count_for_other_models(tmp_path: Path) -> None:
     path = written(tmp_path, b"".join(map(frame, (done(1.0, model=""), done(2.0, prompt_tokens=2)))))
     found = read(path, Random(1))
 
@@ -149,7 +149,7 @@ def ticking(tick_ms: int, count: int) -> bytes:
     return "\n".join(map(json.dumps, rows)).encode()
 
 
-def test_requests_that_share_a_tick_are_put_anywhere_in_it_in_their_order(tmp_path: Path) -> None:
+def test_requests_within_a_clock_tick_are_spread_in_order(tmp_path: Path) -> None:
     path = written(tmp_path, ticking(3000, 400))
 
     workload = read(path, Random(1))
@@ -260,7 +260,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.binary(max_size=12), max_size=8).map(b"".join), st.booleans(), st.integers(0, 400))
-def test_garbage_is_read_or_rejected(content: bytes, packed: bool, cut: int) -> None:
+def test_any_trace_bytes_are_parsed_or_rejected(content: bytes, packed: bool, cut: int) -> None:
     if packed:
         content = gzip.compress(content)
     with tempfile.TemporaryDirectory() as folder:

@@ -179,11 +179,13 @@ SCENARIOS: list[tuple[Callable[[], Awaitable[Told]], str, str]] = [
 
 
 @pytest.mark.parametrize(("scenario", "client", "server"), SCENARIOS, ids=[s.__name__ for s, _, _ in SCENARIOS])
-def test_callbacks_are_the_same_on_every_network(place: Place, scenario: Scenario, client: str, server: str) -> None:
+def test_simulated_transports_call_back_like_real_sockets(
+    place: Place, scenario: Scenario, client: str, server: str
+) -> None:
     assert place(scenario) == (client.split(), server.split())
 
 
-def test_limits_of_the_write_buffer_are_kept(place: Place) -> None:
+def test_write_buffer_limits_pause_and_resume_writing(place: Place) -> None:
     async def scenario() -> Told:
         client, server = End(), End()
         async with joined(client, server):
@@ -231,7 +233,7 @@ def test_closed_port_refuses_and_a_port_is_bound_once(place: Place) -> None:
     place(scenario)
 
 
-def test_addresses_are_those_of_both_ends(place: Place) -> None:
+def test_transport_reports_the_addresses_of_both_ends(place: Place) -> None:
     async def scenario() -> Told:
         client, server = End(), End()
         async with joined(client, server):
@@ -247,7 +249,7 @@ def test_addresses_are_those_of_both_ends(place: Place) -> None:
     place(scenario)
 
 
-def test_only_bytes_can_be_written(place: Place) -> None:
+def test_transport_rejects_writes_other_than_bytes(place: Place) -> None:
     async def scenario() -> Told:
         client, server = End(), End()
         async with joined(client, server):
@@ -259,7 +261,7 @@ def test_only_bytes_can_be_written(place: Place) -> None:
     place(scenario)
 
 
-def test_asyncio_streams_work(place: Place) -> None:
+def test_asyncio_streams_work_on_the_simulated_network(place: Place) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         writer.write(line.upper())

@@ -47,7 +47,7 @@ def with_pair(scenario: Callable[[Network, Pair], Awaitable[Any]], network: Netw
     return on(network, main)
 
 
-def test_bytes_take_the_delay_and_connecting_a_round_trip() -> None:
+def test_bytes_arrive_after_the_link_delay_and_connecting_takes_a_round_trip() -> None:
     network = Network(Random(1))
     network.shape("a", "b", Shape(delay_s=0.1))
 
@@ -66,7 +66,7 @@ def test_bytes_take_the_delay_and_connecting_a_round_trip() -> None:
     with_pair(scenario, network)
 
 
-def test_a_narrow_link_is_shared_and_trickles() -> None:
+def test_link_bandwidth_is_shared_between_connections() -> None:
     network = Network(Random(1))
     network.shape("a", "b", Shape(bytes_per_s=65_536))
 
@@ -89,7 +89,7 @@ def test_a_narrow_link_is_shared_and_trickles() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=2000), max_size=30), st.integers(0, 2**32), st.booleans())
-def test_bytes_arrive_whole_and_in_order_whatever_the_jitter(parts: list[bytes], seed: int, chop: bool) -> None:
+def test_bytes_arrive_complete_and_in_order_under_jitter(parts: list[bytes], seed: int, chop: bool) -> None:
     network = Network(Random(seed), chop=chop)
     network.shape(ANY, ANY, Shape(delay_s=0.01, jitter_s=5, bytes_per_s=10_000))
     got = bytearray()
@@ -107,7 +107,7 @@ def test_bytes_arrive_whole_and_in_order_whatever_the_jitter(parts: list[bytes],
     assert bytes(got) == b"".join(parts)
 
 
-def test_chopped_bytes_come_in_pieces_of_many_sizes() -> None:
+def test_chopping_delivers_bytes_in_pieces_of_many_sizes() -> None:
     network = Network(Random(1), chop=True)
     sizes: list[int] = []
 
@@ -196,7 +196,7 @@ def test_reset_ends_both_sides_and_loses_bytes_in_flight() -> None:
     with_pair(scenario)
 
 
-def test_after_a_one_sided_reset_the_other_side_learns_of_it_when_it_writes() -> None:
+def test_one_sided_reset_is_noticed_by_the_peer_when_it_writes() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         pair.client.transport.write(b"under way to the other side")
         network.reset("a", both=False)
@@ -209,7 +209,7 @@ def test_after_a_one_sided_reset_the_other_side_learns_of_it_when_it_writes() ->
     with_pair(scenario)
 
 
-def test_a_reset_is_not_noticed_before_one_reads_or_writes() -> None:
+def test_reset_is_noticed_only_on_read_or_write() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         for end in (pair.client, pair.server):
             end.transport.pause_reading()
@@ -224,7 +224,7 @@ def test_a_reset_is_not_noticed_before_one_reads_or_writes() -> None:
     with_pair(scenario)
 
 
-def test_a_reset_under_bytes_that_wait_to_be_sent_is_noticed_at_once() -> None:
+def test_reset_is_noticed_at_once_with_unsent_bytes() -> None:
     async def scenario(network: Network, pair: Pair) -> None:
         for end in (pair.client, pair.server):
             end.transport.pause_reading()

@@ -42,7 +42,7 @@ def with_two(
     return on(network, main)
 
 
-def test_what_was_due_meanwhile_is_done_once_when_it_goes_on_and_others_notice_nothing() -> None:
+def test_frozen_process_runs_due_timers_once_after_thawing() -> None:
     async def scenario(network: Network, told: dict[str, list[float]], tasks: object) -> dict[str, list[float]]:
         await elapse(1.5)
         network.freeze("a")

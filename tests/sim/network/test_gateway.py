@@ -24,7 +24,7 @@ async def asked(network: Network, port: int, request: bytes) -> Answer:
 
 
 @pytest.mark.parametrize("chop", [False, True])
-def test_a_gateway_retries_what_a_worker_breaks_off(tmp_path: Path, chop: bool) -> None:
+def test_gateway_retries_a_request_broken_off_by_a_simulated_worker(tmp_path: Path, chop: bool) -> None:
     network = Network(Random(1), chop=chop)
     workers = [Worker(answer=answer, replica=f"chat-{n}") for n, answer in enumerate((whole, events, whole))]
 

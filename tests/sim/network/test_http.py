@@ -166,7 +166,7 @@ def test_client_notices_a_truncated_response(fault: Callable[[Network], None], t
     on(network, main)
 
 
-def test_a_server_times_out_who_is_cut_off_and_the_client_finds_out_by_itself() -> None:
+def test_server_times_out_a_partitioned_client_which_notices_by_itself() -> None:
     network = Network(Random(2))
 
     async def main() -> None:
@@ -203,7 +203,7 @@ def test_a_request_that_meets_an_idle_timeout_on_its_way_is_sent_again() -> None
     on(network, main)
 
 
-def test_a_host_that_is_gone_keeps_its_clients_waiting() -> None:
+def test_clients_of_a_vanished_host_keep_waiting() -> None:
     network, stream = Network(Random(2)), Stream()
 
     async def main() -> None:
@@ -258,7 +258,7 @@ def digest(seed: int = 1) -> str:
     return str(on(network, lambda: _traffic(network)))
 
 
-def test_traffic_is_reproducible_in_one_process() -> None:
+def test_simulated_traffic_is_reproducible_in_one_process() -> None:
     kept = []
     for _ in range(REPEATS):
         kept.append((digest(), [object() for _ in range(997)]))  # other objects get other addresses
@@ -267,7 +267,7 @@ def test_traffic_is_reproducible_in_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_traffic_is_reproducible_across_processes_and_hash_seeds() -> None:
+def test_simulated_traffic_is_reproducible_across_processes_and_hash_seeds() -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     printed = {
         subprocess.run(
@@ -282,7 +282,7 @@ def test_traffic_is_reproducible_across_processes_and_hash_seeds() -> None:
 
 
 @pytest.mark.parametrize("ends", [lambda server: None, HttpServer.close])
-def test_simultaneous_disconnects_are_in_connection_order(
+def test_simultaneous_disconnects_are_delivered_in_connection_order(
     ends: Callable[[HttpServer], None],
 ) -> None:
     network = Network(Random(2))

@@ -62,7 +62,7 @@ def test_listeners_of_one_port_share_the_connections() -> None:
     on(network, main)
 
 
-def test_every_host_has_its_own_ports() -> None:
+def test_ports_are_separate_for_each_host() -> None:
     network = Network(Random(1))
 
     async def main() -> None:
@@ -84,7 +84,7 @@ def test_every_host_has_its_own_ports() -> None:
     on(network, main)
 
 
-def test_what_runs_on_a_node_is_that_node_with_all_that_comes_of_it() -> None:
+def test_callbacks_and_tasks_inherit_the_node_they_run_on() -> None:
     network = Network(Random(1))
     nodes: list[str] = []
     tasks: list[asyncio.Task[Any]] = []
@@ -112,7 +112,7 @@ def test_what_runs_on_a_node_is_that_node_with_all_that_comes_of_it() -> None:
     assert sorted(nodes) == ["client", "server-8100", "server-8100", "server-8101"]
 
 
-def test_unsimulated_features_raise() -> None:
+def test_unsimulated_network_features_raise() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"sock": object()}

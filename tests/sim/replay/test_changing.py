@@ -102,14 +102,14 @@ def test_removed_replica_gets_no_new_requests_and_finishes_its_own() -> None:
     assert gone - LOOK_S <= max(outcome.ended_at[at] for at in of_it) <= gone
 
 
-def test_requests_wait_for_the_first_replica_where_there_may_be_none() -> None:
+def test_requests_wait_for_a_cold_start_when_scaled_to_zero() -> None:
     outcome = replay(steady(1), CLUSTER, policy="cpr", sizing=Sizing(0, Script([1]), START_S, on_demand=True))
 
     assert outcome.codes == ["ok"]
     assert outcome.first_at[0] > START_S / 2
 
 
-def test_a_reading_has_what_came_and_what_the_replicas_do() -> None:
+def test_reading_contains_arrivals_and_replica_load() -> None:
     script = Script([1])
     outcome = replay(steady(40), CLUSTER, policy="cpr", sizing=Sizing(1, script, START_S))
     middle = script.readings[10]
@@ -131,13 +131,13 @@ def test_a_reading_has_what_came_and_what_the_replicas_do() -> None:
     )
 
 
-def test_a_rival_is_simulated_with_replicas_that_stay_only() -> None:
+def test_rival_policy_requires_a_fixed_number_of_replicas() -> None:
     assert replay(steady(4), CLUSTER, policy="gie", sizing=Sizing(3)).codes == ["ok"] * 4
     with pytest.raises(ValueError, match="gie knows no replicas"):
         replay(steady(4), CLUSTER, policy="gie", sizing=Sizing(3, Script([3])))
 
 
-def test_figures_of_a_fleet_that_stays_are_those_of_always() -> None:
+def test_fixed_sizing_gives_the_figures_of_a_replay_without_sizing() -> None:
     fixed = replay(steady(20), CLUSTER.model_copy(update={"replicas": 3}), policy="cpr")
     same = replay(steady(20), CLUSTER, policy="cpr", sizing=Sizing(3))
     found = summary(same, SLO)
@@ -151,5 +151,5 @@ def test_figures_of_a_fleet_that_stays_are_those_of_always() -> None:
 @pytest.mark.parametrize(
     ("wanted", "count"), [([], 0), ([3], 0), ([1, 2, 3], 0), ([1, 2, 2, 1], 1), ([3, 2, 4, 4, 1, 0, 5], 3)]
 )
-def test_a_turn_is_where_a_number_begins_to_go_the_other_way(wanted: list[int], count: int) -> None:
+def test_turns_count_changes_of_scaling_direction(wanted: list[int], count: int) -> None:
     assert turns(wanted) == count

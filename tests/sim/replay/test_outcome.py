@@ -46,14 +46,14 @@ def test_a_request_is_good_if_it_was_answered_within_both_limits() -> None:
     assert found.cache_hit == pytest.approx(0.5)
 
 
-def test_single_token_answer_has_no_time_per_token() -> None:
+def test_single_token_answer_has_no_tpot() -> None:
     found = summary(outcome_of((1.0, 0.1, 11, OK), (1.0, 0.3, 11, OK), (1.0, 5.0, 1, OK)), Slo(5.0, 0.2))
 
     assert found.tpot_s[0] == pytest.approx(0.2)
     assert found.goodput == pytest.approx(2 / 3)
 
 
-def test_outcome_without_answers_has_no_times() -> None:
+def test_outcome_without_answers_has_no_latencies() -> None:
     found = summary(outcome_of((1.0, 0.1, 5, "cut_off"), (1.0, 0.1, 5, "queue_full")), Slo(5.0, 0.1))
 
     assert found.goodput == 0.0
@@ -71,7 +71,7 @@ def test_empty_outcome_has_no_goodput() -> None:
     assert found.cache_hit == 0.0
 
 
-def test_imbalance_is_that_of_prompt_tokens_that_were_computed() -> None:
+def test_imbalance_is_measured_in_computed_prompt_tokens() -> None:
     engines = [Replica(H100) for _ in range(2)]
     for id, (engine, tokens) in enumerate(zip(engines, (3000, 1000), strict=True)):
         engine.offer(Job(id, tokens, 2), 0.0)

@@ -52,7 +52,7 @@ def columns(outcome: Outcome) -> list[list[float]]:
     reports_blocks=st.booleans(),
 )
 @settings(max_examples=60)
-def test_every_request_is_answered_once_by_one_replica_after_it_came(
+def test_every_request_is_answered_once_by_one_replica_after_its_arrival(
     workload: Workload, policy: str, gateways: int, report_every_s: float, reports_blocks: bool
 ) -> None:
     cluster = SimCluster(replicas=3, gateways=gateways, report_every_s=report_every_s, reports_blocks=reports_blocks)
@@ -78,7 +78,7 @@ def test_outcome_is_determined_by_the_seed(policy: str) -> None:
     assert one != other
 
 
-def test_a_request_alone_takes_what_its_steps_take() -> None:
+def test_single_request_latency_is_the_sum_of_its_steps() -> None:
     outcome = replay(Workload("one", (Arrival(7.0, 1000, 3),)), SHORT, policy="cpr")
     step_s = hardware("h100_sxm", "70B", 4).step.step_s
 
@@ -105,7 +105,7 @@ def test_queue_timeout_applies_to_forebay_but_not_to_rivals() -> None:
     assert not summary(replay(load, cluster, policy="plain_least_requests"), SLO).refused
 
 
-def test_progress_is_reported_and_monotonic() -> None:
+def test_replay_progress_is_reported_and_monotonic() -> None:
     told: list[int] = []
     replay(hot_prefix(Random(1), requests=600), SHORT, policy="cpr", progress=told.append)
 
@@ -121,7 +121,7 @@ def test_slower_replica_gets_less_traffic_from_forebay() -> None:
     assert requests[1] + requests[3] < 0.7 * (requests[0] + requests[2])
 
 
-def test_one_block_shared_by_all_collapses_the_longest_prefix_and_does_not_collapse_ours() -> None:
+def test_prefix_shared_by_all_collapses_longest_prefix_routing_but_not_cpr() -> None:
     """All prompts of Mooncake's conversation trace begin with the same block."""
     load = first(workload("mooncake", Random(0)), 400)
     theirs = replay(load, SimCluster(), policy="production_stack")
@@ -133,7 +133,7 @@ def test_one_block_shared_by_all_collapses_the_longest_prefix_and_does_not_colla
 
 
 @pytest.mark.parametrize("tokens", [2_500_000, TOKENS_MAX])
-def test_a_prompt_that_no_engine_holds_is_refused_however_long_it_is(tokens: int) -> None:
+def test_prompt_larger_than_every_kv_cache_is_rejected(tokens: int) -> None:
     arrivals = (Arrival(0.0, tokens, 5), Arrival(1.0, 10, 5))
     outcome = replay(Workload("long", arrivals), SHORT, policy="cpr")
 

@@ -41,7 +41,7 @@ def test_every_chart_is_well_formed_and_stays_inside_its_frame(
 
 
 @given(st.floats(1e-6, 1e12))
-def test_steps_are_round_and_not_many(most: float) -> None:
+def test_axis_steps_are_round_and_few(most: float) -> None:
     found = steps(most)
 
     assert 2 <= len(found) <= TICKS + 1
@@ -51,7 +51,7 @@ def test_steps_are_round_and_not_many(most: float) -> None:
 
 
 @pytest.mark.parametrize(("log_x", "places"), [(False, (0.0, 0.1, 1.0)), (True, (0.0, 0.5, 1.0))])
-def test_values_stand_at_their_share_of_the_axis(log_x: bool, places: tuple[float, ...]) -> None:
+def test_chart_values_are_drawn_in_proportion_to_the_axis(log_x: bool, places: tuple[float, ...]) -> None:
     chart = Chart("t", "x", "y", [Series("s", [(1.0, 0.0), (10.0, 0.5), (100.0, 1.0)])], log_x, 1.0)
     if not log_x:
         chart = chart._replace(series=[Series("s", [(0.0, 0.0), (10.0, 0.5), (100.0, 1.0)])])
@@ -66,7 +66,7 @@ def test_values_stand_at_their_share_of_the_axis(log_x: bool, places: tuple[floa
     assert up[1] == pytest.approx((up[0] + up[-1]) / 2)
 
 
-def test_a_step_goes_across_and_then_up() -> None:
+def test_step_series_is_drawn_horizontally_then_vertically() -> None:
     stepped = svg(Chart("t", "x", "y", [Series("s", [(0.0, 1.0), (1.0, 2.0)], steps=True)]))
 
     assert re.search(r'd="M[\d. ]+H[\d.]+V[\d.]+"', stepped)

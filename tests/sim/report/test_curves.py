@@ -38,7 +38,7 @@ def test_distribution_counts_requests_without_a_token() -> None:
     )
 
 
-def test_of_many_sizes_the_largest_of_each_stretch_of_time_is_kept() -> None:
+def test_thinned_fleet_sizes_keep_the_maximum_of_each_interval() -> None:
     outcome = outcome_of([0.1])
     assert curves(outcome, SLO).replicas == ()
     outcome.sizes = [Size(0.0, 2, 2, 2), Size(60.0, 3, 2, 3)]
@@ -49,7 +49,7 @@ def test_of_many_sizes_the_largest_of_each_stretch_of_time_is_kept() -> None:
     assert {count for _, count in points[:-1]} == {7.0}
 
 
-def test_replicas_with_the_most_work_come_first() -> None:
+def test_replica_curves_are_sorted_by_work() -> None:
     assert curves(outcome_of([0.4]), SLO).computed == (800, 200)
 
 
@@ -62,7 +62,7 @@ def test_replicas_with_the_most_work_come_first() -> None:
         ([0.5, -1] * 20, 0.05, 20),
     ],
 )
-def test_rates_times_their_width_are_all_requests(ttfts_s: list[float], tpot_s: float, good: int) -> None:
+def test_rate_curve_integrates_to_all_requests(ttfts_s: list[float], tpot_s: float, good: int) -> None:
     found = curves(outcome_of(ttfts_s, tpot_s=tpot_s), SLO)
     width_s = found.arrived[1][0] - found.arrived[0][0]
 
@@ -70,7 +70,7 @@ def test_rates_times_their_width_are_all_requests(ttfts_s: list[float], tpot_s: 
     assert sum(rate for _, rate in found.good) * width_s == pytest.approx(good)
 
 
-def test_curves_are_bounded_and_handle_few_points() -> None:
+def test_curves_have_a_bounded_number_of_points() -> None:
     long: Curves = curves(outcome_of([0.5 + id / 1e4 for id in range(5000)]), SLO)
     nothing = curves(outcome_of([-1]), SLO)
 

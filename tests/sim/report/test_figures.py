@@ -22,7 +22,7 @@ from forebay.sim.report.figures import (
 )
 
 
-def test_an_interval_is_that_of_students_t() -> None:
+def test_confidence_interval_is_that_of_students_t() -> None:
     """Values and interval as in any textbook: 4, 6 and 8 have the mean 6 and s = 2."""
     found = estimate([4.0, 6.0, 8.0])
 
@@ -31,7 +31,7 @@ def test_an_interval_is_that_of_students_t() -> None:
     assert estimate([5.0]) == Estimate(5.0, None)
 
 
-def test_students_t_falls_towards_the_normal_distribution_without_a_jump() -> None:
+def test_students_t_quantile_decreases_smoothly_to_the_normal_one() -> None:
     values = [t_95(freedom) for freedom in range(1, 200)]
 
     assert values == sorted(values, reverse=True)
@@ -40,7 +40,7 @@ def test_students_t_falls_towards_the_normal_distribution_without_a_jump() -> No
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40), st.floats(-1e3, 1e3))
-def test_what_is_added_to_all_values_moves_the_mean_only(values: list[float], more: float) -> None:
+def test_adding_a_constant_shifts_only_the_mean(values: list[float], more: float) -> None:
     before, after = estimate(values), estimate([value + more for value in values])
 
     assert after.mean == pytest.approx(before.mean + more, abs=1e-6)
@@ -64,7 +64,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert second.against["ttft_mean_s"].mean == pytest.approx(1.0)
 
 
-def test_every_scale_has_rows_of_its_own_and_is_compared_within_it() -> None:
+def test_policies_are_compared_within_each_scale() -> None:
     results = [
         Result(policy, scale, 0, summary_of(goodput * scale))
         for scale in (0.5, 1.0)
@@ -123,11 +123,11 @@ def test_gpu_hours_count_every_gpu_and_cost_only_where_there_is_a_price() -> Non
         (1234.56, Unit.MONEY, "1,235"),
     ],
 )
-def test_figures_have_significant_digits_and_units(value: float, unit: Unit, text: str) -> None:
+def test_figures_are_formatted_with_significant_digits_and_units(value: float, unit: Unit, text: str) -> None:
     assert shown(value, unit) == text
 
 
-def test_differences_are_written_with_their_sign_and_those_of_shares_as_points() -> None:
+def test_differences_are_formatted_with_sign_and_percentage_points() -> None:
     assert shown_difference(0.25, Unit.SECONDS) == "+250 ms"
     assert shown_difference(-0.25, Unit.SECONDS) == "-250 ms"
     assert shown_difference(-0.012, Unit.SHARE) == "-1.2 pp"

@@ -49,7 +49,7 @@ def test_page_is_self_contained_with_facts_figures_charts_and_command() -> None:
     assert "Against cpr" not in read.words, "one seed tells nothing of what is by chance"
 
 
-def test_several_seeds_are_compared_and_what_is_clear_is_coloured() -> None:
+def test_significant_differences_between_policies_are_coloured() -> None:
     text = page(report_of(seeds=3, scales=(0.8, 1.0)))
 
     assert Reader(text).tags.count("table") == 4
@@ -59,14 +59,14 @@ def test_several_seeds_are_compared_and_what_is_clear_is_coloured() -> None:
     assert "91.0%<small>± 2.5%</small>" in text
 
 
-def test_names_are_escaped() -> None:
+def test_report_escapes_names() -> None:
     text = page(report_of(workload="<script>alert(1)</script>.csv"))
 
     assert "script" not in Reader(text).tags
     assert "<script>" not in text
 
 
-def test_a_table_shows_what_applies_and_differences_have_a_line_for_all_but_the_first() -> None:
+def test_report_tables_omit_unused_columns_and_compare_with_the_first_policy() -> None:
     report = report_of(seeds=2)
     main, compared = tables(report.rows, report.scope, 1.0)
     assert compared is not None
@@ -78,7 +78,7 @@ def test_a_table_shows_what_applies_and_differences_have_a_line_for_all_but_the_
     assert all(len(cells) == len(main.columns) for _, cells in main.lines)
 
 
-def test_fleets_have_their_own_figures_and_a_chart_of_their_sizes() -> None:
+def test_report_of_scaled_fleets_has_size_figures_and_a_size_chart() -> None:
     report = report_of(seeds=2, fleets=("forebay", "static"))
     main, compared = tables(report.rows, report.scope, 1.0)
     told = dict(facts(report.scope, SimCluster(start_s=40.0)))
@@ -96,7 +96,7 @@ def test_fleets_have_their_own_figures_and_a_chart_of_their_sizes() -> None:
     assert "fleet" not in dict(facts(report_of().scope, SimCluster()))
 
 
-def test_facts_list_non_default_settings() -> None:
+def test_report_facts_list_non_default_settings() -> None:
     scope = report_of(seeds=2, scales=(0.8,)).scope._replace(load=LOAD._replace(hit_share=None))
     cluster = SimCluster(speeds=(1.0, 0.5), kv_tokens=100_000, reports_blocks=False, replicas=1)
     told = dict(facts(scope, cluster))
@@ -112,5 +112,5 @@ def test_facts_list_non_default_settings() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(42.04, "42 s"), (3540, "59 min"), (10_000, "2.8 hours"), (604_800, "7.0 days")]
 )
-def test_times_have_a_unit(seconds: float, text: str) -> None:
+def test_report_times_have_a_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text

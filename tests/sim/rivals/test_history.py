@@ -44,7 +44,7 @@ def test_recently_used_blocks_are_kept_up_to_a_size(steps: list[tuple[str, tuple
         assert {block for block, mask in lately.owners.items() if mask & lately.bit(id)} == set(used[id])
 
 
-def test_a_prompt_is_expected_for_a_while_after_it_was_last_sent() -> None:
+def test_sent_prompt_is_predicted_as_cached_for_a_while() -> None:
     expected = Expected(5.0)
     expected.add("a", (1, 2), now=0.0)
     expected.add("a", (1, 3), now=3.0)
@@ -55,7 +55,7 @@ def test_a_prompt_is_expected_for_a_while_after_it_was_last_sent() -> None:
     assert expected.depths((1, 3), ["a", "b"], now=8.0) == [0, 0]
 
 
-def test_a_prompt_is_unread_until_its_answer_begins_or_ends() -> None:
+def test_prompt_counts_as_queued_until_its_first_token_or_end() -> None:
     unread, (one, other) = Unread(), states(2)
     unread.charge(ask(1, 1), one, 500)
     unread.charge(ask(2, 1), one, 40)

@@ -26,7 +26,9 @@ def test_round_robin_visits_all_live_replicas() -> None:
         (PowerOfTwo(), [7], {0}),
     ],
 )
-def test_what_can_be_chosen(rival: Rival, loads: list[int], expected: set[int]) -> None:
+def test_counting_rivals_choose_only_the_expected_replicas(
+    rival: Rival, loads: list[int], expected: set[int]
+) -> None:
     replicas, rng = states(len(loads), in_flight=loads), Random(3)
     chosen = Counter(rival.choose(ask(n, 1), replicas, 0.0, rng) for n in range(300))
 
@@ -50,7 +52,7 @@ def order(keyed: BoundedHash, *blocks: int) -> list[int]:
     return found
 
 
-def test_a_key_has_an_order_of_replicas_and_others_have_others() -> None:
+def test_bounded_hash_orders_replicas_by_key() -> None:
     keyed = BoundedHash(1)
     orders = {tuple(order(keyed, block)) for block in range(40)}
 
@@ -69,7 +71,7 @@ def test_a_key_has_an_order_of_replicas_and_others_have_others() -> None:
         (True, [14, 9, 10, 10], False),
     ],
 )
-def test_a_key_leaves_its_replica_above_the_bound(to_least: bool, loads: list[int], at_home: bool) -> None:
+def test_bounded_hash_leaves_a_replica_above_its_load_bound(to_least: bool, loads: list[int], at_home: bool) -> None:
     keyed = BoundedHash(1, to_least=to_least)
     block = next(block for block in range(99) if keyed.choose(ask(0, block), states(4), 0.0, Random(0)) == 0)
     chosen = keyed.choose(ask(0, block), states(4, in_flight=loads), 0.0, Random(0))
@@ -90,7 +92,7 @@ def test_a_lost_replica_moves_only_its_own_keys() -> None:
     }
 
 
-def test_without_a_prompt_or_a_tenant_the_request_is_its_own_key() -> None:
+def test_bounded_hash_key_falls_back_to_the_request() -> None:
     by_tenant, replicas = BoundedHash(0), states(4)
     same = {by_tenant.choose(ask(n, n, tenant="a"), replicas, 0.0, Random(0)) for n in range(20)}
     spread = {by_tenant.choose(ask(n, tokens=9), replicas, 0.0, Random(0)) for n in range(20)}
@@ -100,7 +102,7 @@ def test_without_a_prompt_or_a_tenant_the_request_is_its_own_key() -> None:
     assert {BoundedHash(1).choose(ask(n, tokens=9), replicas, 0.0, Random(0)) for n in range(20)} == spread
 
 
-def test_keys_are_spread_evenly() -> None:
+def test_bounded_hash_spreads_keys_evenly() -> None:
     keyed, replicas = BoundedHash(1), states(8)
     shares = Counter(keyed.choose(ask(0, mix(block)), replicas, 0.0, Random(0)) for block in range(4000))
 

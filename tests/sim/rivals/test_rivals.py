@@ -66,7 +66,7 @@ def test_no_replica_is_chosen_without_a_live_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_every_rival_says_where_it_is_from_and_every_variant_what_was_changed(name: str) -> None:
+def test_rivals_document_their_source_and_variants_their_changes(name: str) -> None:
     row = RIVALS[name]
     shipped, _, variant = name.partition(".")
 
@@ -81,14 +81,14 @@ def block_0() -> list[RoutedRequest]:
     return [ask(n, 0, *range(100 * n + 1, 100 * n + 10)) for n in range(400)]
 
 
-def test_one_block_shared_by_all_collapses_a_fleet_that_is_routed_by_the_longest_prefix_alone() -> None:
+def test_prefix_shared_by_all_collapses_pure_longest_prefix_routing() -> None:
     gateway = Gateway(RIVALS["production_stack"].make(), states(8))
     placed = Counter(gateway.place(request) for request in block_0())
 
     assert list(placed.values()) == [400]
 
 
-def test_one_block_shared_by_all_does_not_collapse_ours() -> None:
+def test_prefix_shared_by_all_does_not_collapse_cpr() -> None:
     """The same requests, one every 180 ms: nine tenths of what eight such replicas can do."""
     prompts = [Prompt(0.18 * request.id, request.blocks, 0) for request in block_0()]
     placed = Counter(Fleet(Policy.CPR, [1000.0] * 8).run(prompts).placed)
@@ -98,7 +98,7 @@ def test_one_block_shared_by_all_does_not_collapse_ours() -> None:
 
 
 @pytest.mark.parametrize("name", ["gie", "smg_cache_aware", "dynamo", "lmetric", "llm_d", "plain_hash.2"])
-def test_one_block_shared_by_all_does_not_collapse_load_aware_rivals(name: str) -> None:
+def test_prefix_shared_by_all_does_not_collapse_load_aware_rivals(name: str) -> None:
     gateway = Gateway(RIVALS[name].make(), states(8))
     placed = Counter[int]()
     for request in block_0():

@@ -76,7 +76,7 @@ def test_the_endpoint_picker_compares_only_the_first_131072_tokens() -> None:
         ([280_000, 280_000, 2000, 5000], 0),  # 278,000 is below it; 0 holds one block more
     ],
 )
-def test_holders_of_most_of_a_prompt_keep_it_unless_they_are_much_later(loads: list[int], expected: int) -> None:
+def test_prefix_holders_keep_a_prompt_unless_much_more_loaded(loads: list[int], expected: int) -> None:
     caches = [set(TEN[:9]), set(TEN[:8]), set(TEN[:7]), set()]
     gateway = Gateway(TokenLoad(), states(4, cached=caches))
     for at, load in enumerate(loads):
@@ -85,7 +85,7 @@ def test_holders_of_most_of_a_prompt_keep_it_unless_they_are_much_later(loads: l
     assert gateway.place(ask(9, *TEN)) == expected
 
 
-def test_without_a_holder_the_least_prompt_work_counts_until_its_first_token() -> None:
+def test_prompt_without_a_holder_goes_to_the_least_queued_prefill_work() -> None:
     gateway = Gateway(TokenLoad(), states(2, cached=[set(), {0}]))
     gateway.put(ask(0, tokens=300), 0)
     gateway.put(ask(1, tokens=100), 1)
@@ -142,7 +142,7 @@ def test_credit_of_the_kv_router_fades_with_the_excess_of_the_queue() -> None:
     assert gateway.rival.costs(ask(1, *TEN), gateway.replicas, 0.0) == [20 - 5 + 20, 10 + 10]
 
 
-def test_the_kv_router_expects_what_it_has_sent_for_a_while() -> None:
+def test_kv_router_predicts_sent_prompts_as_cached_for_a_while() -> None:
     gateway = Gateway(KvRouter(Weights(predicted_s=5.0)), states(2))
     gateway.finish(ask(0, *TEN), 1)
     assert gateway.place(ask(1, *TEN)) == 1
@@ -151,7 +151,7 @@ def test_the_kv_router_expects_what_it_has_sent_for_a_while() -> None:
     assert {gateway.rival.choose(ask(2, *TEN), gateway.replicas, 5.0, gateway.rng) for _ in range(40)} == {0, 1}
 
 
-def test_a_warm_kv_router_draws_the_cheaper_the_likelier() -> None:
+def test_kv_router_with_a_temperature_prefers_cheaper_replicas() -> None:
     gateway = Gateway(KvRouter(Weights(temperature=0.5)), states(3, cached=[set(TEN), set(TEN[:5]), set()]))
     chosen = Counter(gateway.rival.choose(ask(n, *TEN), gateway.replicas, 0.0, gateway.rng) for n in range(3000))
 
@@ -169,7 +169,7 @@ def test_lmetric_multiplies_the_tokens_to_be_read_by_the_requests() -> None:
     assert gateway.place(ask(10, *TEN)) == 1  # 2560 · 2 = 5120, below (5120 + 5120) · 2
 
 
-def test_lmetric_can_go_by_reports() -> None:
+def test_lmetric_may_use_reported_load() -> None:
     reports = [Report(waiting=1, running=2, waiting_tokens=200), Report(running=1)]
     gateway = Gateway(LMetric(reported=True), states(2, report=reports, cached=[set(TEN[:8]), set(TEN[:5])]))
 
@@ -178,7 +178,7 @@ def test_lmetric_can_go_by_reports() -> None:
     assert gateway.place(ask(1, *TEN)) == 1  # 5296; what was sent since does not count
 
 
-def test_prefix_aware_goes_at_random_among_those_with_the_longest_match() -> None:
+def test_prefix_aware_draws_among_longest_matches() -> None:
     gateway = Gateway(PrefixAware(), states(4))
     for n, (at, depth) in enumerate([(0, 2), (1, 5), (2, 5)]):
         gateway.finish(ask(n, *TEN[:depth]), at)
@@ -207,7 +207,7 @@ def test_load_aware_weighs_the_share_of_the_prompt_against_the_relative_load(bet
     assert gateway.place(ask(0, *TEN)) == expected
 
 
-def test_the_oracle_takes_the_earliest_token_unless_it_looks_at_the_end_or_at_others() -> None:
+def test_oracle_minimises_first_token_last_token_or_priced_time() -> None:
     truths = [Known(5.0, 0.5, 0.02), Known(0.0, 4.6, 0.2), Known(1.0, 2.6, 0.01)]
     replicas: list[State] = states(3, truth=truths)
     request: RoutedRequest = ask(0, *TEN, output_tokens=100)

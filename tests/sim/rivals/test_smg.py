@@ -9,7 +9,7 @@ from forebay.sim.rivals.smg import CacheAware, Switch
 PROMPT = tuple(range(10))
 
 
-def test_a_match_above_the_threshold_goes_to_its_replica_and_any_other_to_the_least_loaded() -> None:
+def test_cache_aware_follows_matches_above_the_threshold_else_the_least_load() -> None:
     gateway = Gateway(CacheAware(Switch()), states(3, in_flight=[5, 1, 3]))
     gateway.put(ask(0, *PROMPT), 0)
 
@@ -27,7 +27,7 @@ def test_a_match_above_the_threshold_goes_to_its_replica_and_any_other_to_the_le
         ([210, 135, 180], True),
     ],
 )
-def test_while_loads_are_uneven_no_match_counts(loads: list[int], uneven: bool) -> None:
+def test_cache_aware_ignores_matches_under_load_imbalance(loads: list[int], uneven: bool) -> None:
     gateway = Gateway(CacheAware(Switch()), states(3))
     gateway.finish(ask(0, *PROMPT), 0)
     for state, load in zip(gateway.replicas, loads, strict=True):
@@ -38,7 +38,7 @@ def test_while_loads_are_uneven_no_match_counts(loads: list[int], uneven: bool) 
     assert gateway.place(ask(2, *PROMPT)) == 0, "what was sent elsewhere is in the tree, behind the first owner"
 
 
-def test_the_kv_triggers_are_off_as_shipped() -> None:
+def test_cache_aware_kv_triggers_are_off_by_default() -> None:
     def chosen(switch: Switch, *shares: float) -> int:
         gateway = Gateway(CacheAware(switch), states(2, report=[Report(kv_share=share) for share in shares]))
         gateway.finish(ask(0, *PROMPT), 0)
@@ -50,7 +50,7 @@ def test_the_kv_triggers_are_off_as_shipped() -> None:
     assert chosen(Switch(kv_overload=0.9), 0.91, 0.9) == 1
 
 
-def test_among_equal_loads_the_one_chosen_less_often_is_the_least_loaded() -> None:
+def test_cache_aware_breaks_load_ties_by_selection_count() -> None:
     gateway = Gateway(CacheAware(Switch()), states(3))
     for n in (0, 1, 2, 3):
         gateway.finish(ask(n, 100 + n), gateway.rival.choose(ask(n, 100 + n), gateway.replicas, 0.0, gateway.rng))
@@ -58,7 +58,7 @@ def test_among_equal_loads_the_one_chosen_less_often_is_the_least_loaded() -> No
     assert gateway.place(ask(9, 500)) == 1
 
 
-def test_a_match_whose_replica_is_gone_goes_to_the_first_and_is_not_learned() -> None:
+def test_cache_aware_match_of_a_lost_replica_goes_to_the_first_without_learning() -> None:
     gateway = Gateway(CacheAware(Switch()), states(3, in_flight=[9, 9, 0]))
     gateway.put(ask(0, *PROMPT), 2)
     gateway.replicas[2].alive = False
@@ -68,7 +68,7 @@ def test_a_match_whose_replica_is_gone_goes_to_the_first_and_is_not_learned() ->
     assert gateway.place(ask(4, *PROMPT)) == 2
 
 
-def test_the_tree_forgets_at_the_next_eviction_and_a_match_then_leads_to_another_owner() -> None:
+def test_cache_aware_tree_eviction_moves_matches_to_another_owner() -> None:
     gateway = Gateway(CacheAware(Switch(tree_tokens=2 * 512, eviction_s=30.0)), states(2))
     gateway.finish(ask(0, 1, 2), 0)
     gateway.finish(ask(1, 3, 4), 0)
@@ -88,7 +88,7 @@ def test_the_tree_forgets_at_the_next_eviction_and_a_match_then_leads_to_another
     assert gateway.place(ask(7, 1, 2)) == 0, "nobody has it any more, so the least loaded"
 
 
-def test_with_engine_events_the_longest_match_wins_however_short() -> None:
+def test_cache_aware_with_engine_events_takes_any_longest_match() -> None:
     caches = [{1}, {1, 2}, {1, 2}, {9}]
     gateway = Gateway(CacheAware(Switch(events=True)), states(4, cached=caches, in_flight=[0, 8, 7, 3]))
 

@@ -60,7 +60,7 @@ def kinds(choose: str) -> list[Profile]:
     return [profile for profile in PROFILES.values() if getattr(profile, choose) not in (1, "")]
 
 
-def test_seeds_have_several_controls_and_scaling_often_enough_and_never_with_rollouts() -> None:
+def test_seeds_draw_several_controls_with_scaling_and_never_with_rollouts() -> None:
     several, scaled = kinds("controls"), kinds("scaling")
 
     assert 30 < len(several) < 90

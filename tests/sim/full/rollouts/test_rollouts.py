@@ -72,7 +72,7 @@ def test_good_canary_is_never_rolled_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert end.startswith("promoted")
 
 
-def test_about_a_third_of_the_seeds_have_rollouts_and_half_of_these_are_calm() -> None:
+def test_a_third_of_the_seeds_draw_rollouts_and_half_of_these_without_faults() -> None:
     profiles = [profile for seed in range(1000) if (profile := has_rollouts(seed)) is not None]
     assert 280 < len(profiles) < 390
     assert 0.4 < sum(profile.calm for profile in profiles) / len(profiles) < 0.6

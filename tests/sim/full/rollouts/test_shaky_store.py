@@ -59,7 +59,7 @@ def test_store_outage_fails_reads_and_writes_until_it_ends(store: ShakyStore, wr
     assert kept(store) == len(written) == 1
 
 
-def test_conflicting_write_is_discarded(store: ShakyStore, written: list[str]) -> None:
+def test_conflicting_store_write_is_discarded(store: ShakyStore, written: list[str]) -> None:
     store.conflicts = 1
     with pytest.raises(Conflict):
         write(store)
@@ -68,7 +68,7 @@ def test_conflicting_write_is_discarded(store: ShakyStore, written: list[str]) -
     assert kept(store) == len(written) == 1
 
 
-def test_write_with_a_lost_response_is_kept(store: ShakyStore, written: list[str]) -> None:
+def test_store_write_with_a_lost_response_is_kept(store: ShakyStore, written: list[str]) -> None:
     store.answers_lost = 1
     with pytest.raises(StoreDown):
         write(store)
