@@ -200,7 +200,7 @@ def test_a_request_that_timed_out_in_the_queue_is_answered_and_recorded(tmp_path
     assert decisions(tmp_path)["late"].queued_s >= 0.08
 
 
-def test_queue_times_of_a_preempted_request_add_up(tmp_path: Path) -> None:
+def test_waiting_times_of_a_preempted_request_add_up(tmp_path: Path) -> None:
     held: list[Exchange] = []
 
     async def main() -> None:
