@@ -28,7 +28,7 @@ async def at_once(work: Callable[[], T]) -> T:
 class Followed:
     """Somebody else leads."""
 
-    told = LeaderStatus(4, "a", "http://a", here=False)
+    status = LeaderStatus(4, "a", "http://a", here=False)
 
     def why_not(self) -> str:
         return "the control at http://a leads"
@@ -111,7 +111,7 @@ def test_follower_rejects_leader_operations_with_the_leader_url(tmp_path: Path) 
         transport = httpx.ASGITransport(make_app(services(rig, tmp_path)))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             status = msgspec.convert((await client.get("/v1/status")).json(), Status)
-            assert (status.phase, status.ready, status.leader) == ("follow", False, Followed.told)
+            assert (status.phase, status.ready, status.leader) == ("follow", False, Followed.status)
             assert (await client.get("/livez")).status_code == 200
             assert (await client.get("/v1/registry")).status_code == 200
             metrics = (await client.get("/metrics")).text
@@ -141,17 +141,17 @@ def test_metrics_report_the_leader_at_scrape_time(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(make_app(services(rig, tmp_path)))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
 
-            async def told() -> list[str]:
+            async def leader_metrics() -> list[str]:
                 lines = (await client.get("/metrics")).text.splitlines()
                 return [line for line in lines if line.startswith("forebay_control_")]
 
-            assert await told() == ["forebay_control_leader 1.0", "forebay_control_epoch 0.0"], "there is no other"
+            assert await leader_metrics() == ["forebay_control_leader 1.0", "forebay_control_epoch 0.0"], "there is no other"
             rig.control.leading = term
-            assert await told() == ["forebay_control_leader 1.0", "forebay_control_epoch 1.0"]
+            assert await leader_metrics() == ["forebay_control_leader 1.0", "forebay_control_epoch 1.0"]
             time[0] = 9.0
-            assert await told() == ["forebay_control_leader 0.0", "forebay_control_epoch 1.0"], "nobody may just now"
+            assert await leader_metrics() == ["forebay_control_leader 0.0", "forebay_control_epoch 1.0"], "nobody may just now"
             term.over = "epoch 2 leads"
-            assert await told() == ["forebay_control_leader 0.0", "forebay_control_epoch 0.0"]
+            assert await leader_metrics() == ["forebay_control_leader 0.0", "forebay_control_epoch 0.0"]
 
     asyncio.run(main())
     rig.journal.close()
