@@ -59,14 +59,14 @@ def counts_on_what_is_not_ready(patch: pytest.MonkeyPatch) -> None:
 
 def acts_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
     """What was decided counts at once, whether it could be written down or not."""
-    right = deploying.Deployments._go_on
+    right = deploying.Deployments._advance
 
     def wrong(self: deploying.Deployments, row: Any, seen: Any, wall: float) -> None:
         right(self, row, seen, wall)
         following = self._following(row, seen, wall)
         self._ledger.rows[row.rollout.model] = replace(row, rollout=following.rollout)
 
-    patch.setattr(deploying.Deployments, "_go_on", wrong)
+    patch.setattr(deploying.Deployments, "_advance", wrong)
 
 
 def forgets_who_asks(patch: pytest.MonkeyPatch) -> None:
