@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.gateway.rig import ROUTES, Worker, chat, events, post, routes, working, write_snapshot
-from tests.net.rig import peer, run, until
+from tests.net.rig import Peer, peer, run, until
 
 from forebay.core.model import Endpoint, GatewaySpec
 
@@ -70,42 +70,40 @@ async def gateway(folder: Path, id: str = "gateway-0", port: int = 0) -> AsyncIt
         await child.wait()
 
 
+@contextlib.asynccontextmanager
+async def draining(folder: Path) -> AsyncIterator[tuple[Process, Worker, Peer]]:
+    """A gateway process that was told to stop while a stream is in flight, its worker, and the stream's client."""
+    worker = Worker(lambda _: None)
+    async with working(worker):
+        write_snapshot(folder / "snapshot.json", routes(worker))
+        async with gateway(folder) as process:
+            await process.ready()
+            async with peer(process.port) as client:
+                client.send(post(chat(stream=True)))
+                await until(lambda: bool(worker.requests))
+                process.child.send_signal(signal.SIGTERM)
+                await until(lambda: b"draining" in process.errors.read_bytes())
+                yield process, worker, client
+
+
 def test_sigterm_lets_a_stream_finish_and_exits_with_zero(tmp_path: Path) -> None:
     async def main() -> None:
-        worker = Worker(lambda _: None)
-        async with working(worker):
-            write_snapshot(tmp_path / "snapshot.json", routes(worker))
-            async with gateway(tmp_path) as process:
-                await process.ready()
-                async with peer(process.port) as client:
-                    client.send(post(chat(stream=True)))
-                    await until(lambda: bool(worker.requests))
-                    process.child.send_signal(signal.SIGTERM)
-                    await until(lambda: b"draining" in process.errors.read_bytes())
-                    events(worker.requests[0])
-                    assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
-                assert await process.child.wait() == 0
-                assert not list((tmp_path / "peers").iterdir())
-                assert b"secret prompt" not in process.errors.read_bytes()
+        async with draining(tmp_path) as (process, worker, client):
+            events(worker.requests[0])
+            assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
+            assert await process.child.wait() == 0
+            assert not list((tmp_path / "peers").iterdir())
+            assert b"secret prompt" not in process.errors.read_bytes()
 
     run(main())
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
     async def main() -> None:
-        worker = Worker(lambda _: None)
-        async with working(worker):
-            write_snapshot(tmp_path / "snapshot.json", routes(worker))
-            async with gateway(tmp_path) as process:
-                await process.ready()
-                async with peer(process.port) as client:
-                    client.send(post(chat(stream=True)))
-                    await until(lambda: bool(worker.requests))
-                    process.child.send_signal(signal.SIGTERM)
-                    await until(lambda: b"draining" in process.errors.read_bytes())
-                    process.child.send_signal(signal.SIGINT)
-                    async with asyncio.timeout(10):
-                        assert await process.child.wait() == 0
+        async with draining(tmp_path) as (process, _, _):
+            process.child.send_signal(signal.SIGINT)
+            async with asyncio.timeout(10):
+                assert await process.child.wait() == 0
 
     run(main())
 

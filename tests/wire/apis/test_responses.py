@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tests.wire.apis.sse import events
 
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.wire.apis import responses_request as wire
@@ -31,15 +32,6 @@ def refusal(**fields: Any) -> Refusal:
     with pytest.raises(Refusal) as caught:
         parsed(**fields)
     return caught.value
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    found = []
-    for each in data.removesuffix(b"\n\n").split(b"\n\n"):
-        name, document = each.split(b"\n")
-        found.append(json.loads(document.removeprefix(b"data: ")))
-        assert name == b"event: " + found[-1]["type"].encode()
-    return found
 
 
 def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
