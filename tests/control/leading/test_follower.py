@@ -145,11 +145,15 @@ def test_metrics_report_the_leader_at_scrape_time(tmp_path: Path) -> None:
                 lines = (await client.get("/metrics")).text.splitlines()
                 return [line for line in lines if line.startswith("forebay_control_")]
 
-            assert await leader_metrics() == ["forebay_control_leader 1.0", "forebay_control_epoch 0.0"], "there is no other"
+            assert await leader_metrics() == ["forebay_control_leader 1.0", "forebay_control_epoch 0.0"], (
+                "there is no other"
+            )
             rig.control.leading = term
             assert await leader_metrics() == ["forebay_control_leader 1.0", "forebay_control_epoch 1.0"]
             time[0] = 9.0
-            assert await leader_metrics() == ["forebay_control_leader 0.0", "forebay_control_epoch 1.0"], "nobody may just now"
+            assert await leader_metrics() == ["forebay_control_leader 0.0", "forebay_control_epoch 1.0"], (
+                "nobody may just now"
+            )
             term.over = "epoch 2 leads"
             assert await leader_metrics() == ["forebay_control_leader 0.0", "forebay_control_epoch 0.0"]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.scaling.looks import BUSY, QUIET, T0, Model
+from tests.core.scaling.autoscaled_model import BUSY, QUIET, T0, Model
 
 from forebay.core.scaling.decide import CHANGES_MAX, GAP_S, bounds, decide, value_of
 from forebay.core.scaling.schedule import Hours

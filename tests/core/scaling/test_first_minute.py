@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.scaling.looks import QUIET, T0, turns
+from tests.core.scaling.autoscaled_model import QUIET, T0, turns
 
 from forebay.core.scaling.decide import decide
 from forebay.core.scaling.learned import FULL_S, FULL_TIMES

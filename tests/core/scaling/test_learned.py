@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.core.scaling.looks import BUSY, QUIET, T0, Model, turns
+from tests.core.scaling.autoscaled_model import BUSY, QUIET, T0, Model, turns
 
 from forebay.core.scaling.decide import decide
 from forebay.core.scaling.learned import Learned, wish

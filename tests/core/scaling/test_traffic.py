@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.core.scaling.looks import BUSY, QUIET, T0
+from tests.core.scaling.autoscaled_model import BUSY, QUIET, T0
 
 from forebay.core.scaling.traffic import LONG_S, PEAK_S, Traffic, peak, with_reading
 from forebay.core.scaling.values import Reading

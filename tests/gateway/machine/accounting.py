@@ -4,8 +4,8 @@ import math
 from collections import Counter
 
 import msgspec
+from tests.gateway.machine.api_formats import MESSAGES, NOISE, RESPONSES, ends_in, told_at_once, words_in
 from tests.gateway.machine.replicas import Job
-from tests.gateway.machine.voices import MESSAGES, NOISE, RESPONSES, ends_in, told_at_once, words_in
 from tests.gateway.machine.watched import WatchedRoom, WatchedServed
 from tests.gateway.machine.world import World
 

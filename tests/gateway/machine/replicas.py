@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+from tests.gateway.machine.api_formats import MESSAGES, NOISE, RESPONSES, Voice
 from tests.gateway.machine.loop import Pipe, VirtualLoop
-from tests.gateway.machine.voices import MESSAGES, NOISE, RESPONSES, Voice
 
 from forebay.core.model import BlockNews, LoadReport, Replica, ReplicaState
 from forebay.core.prefix.blocks import blocks

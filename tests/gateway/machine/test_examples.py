@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.gateway.machine.books import audit
+from tests.gateway.machine.accounting import audit
+from tests.gateway.machine.api_formats import CHAT, EMBED, TOKENIZE
 from tests.gateway.machine.clients import Client
 from tests.gateway.machine.replicas import Job
-from tests.gateway.machine.voices import CHAT, EMBED, TOKENIZE
 from tests.gateway.machine.watched import LIMITS
 from tests.gateway.machine.world import World
 

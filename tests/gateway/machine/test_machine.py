@@ -7,10 +7,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.examples import examples
-from tests.gateway.machine.books import audit
+from tests.gateway.machine.accounting import audit
+from tests.gateway.machine.api_formats import CHAT, COUNT, EMBED, MESSAGES, RESPONSES, TOKENIZE, WORDS
 from tests.gateway.machine.clients import Client
 from tests.gateway.machine.replicas import REFLEXES, REPORTS, SCRIPTS, STEPS, Node, Step
-from tests.gateway.machine.voices import CHAT, COUNT, EMBED, MESSAGES, RESPONSES, TOKENIZE, WORDS
 from tests.gateway.machine.world import BASE, KEYS, MODELS, TENANTS, World
 
 from forebay.core.model import Policy, ReplicaState, Sessions, StandIn

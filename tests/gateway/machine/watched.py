@@ -4,7 +4,7 @@ import io
 from collections import Counter, defaultdict
 from zlib import crc32
 
-from tests.gateway.machine.voices import HEDGEABLE
+from tests.gateway.machine.api_formats import HEDGEABLE
 
 from forebay.core.admission import Band, RequestQueue, Ticket, crowded
 from forebay.core.errors import Code, Refusal

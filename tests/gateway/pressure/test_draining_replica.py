@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.gateway.pressure.test_told import until_it_says
+from tests.gateway.pressure.test_reported_pressure import until_it_says
 from tests.gateway.rig import RETRYABLE, ROUTES, Worker, chat, cluster, failing, post, routes, working
 from tests.net.rig import peer, run
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from tests.sim.engine.plain import PlainReplica
+from tests.sim.engine.naive_replica import PlainReplica
 
 from forebay.sim.engine import EngineEvent, Job, JobTooLarge, Kind, Replica, StepTime, hardware
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.sim.network.ends import (
+from tests.sim.network.recording_protocol import (
     HOST,
     End,
     Scenario,

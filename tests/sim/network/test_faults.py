@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.network.ends import HOST, PORT, End, on
+from tests.sim.network.recording_protocol import HOST, PORT, End, on
 from tests.sim.virtual import elapse
 
 from forebay.sim.network.links import ANY, Shape

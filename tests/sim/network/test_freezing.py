@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from tests.sim.network.ends import HOST, PORT, End, on
+from tests.sim.network.recording_protocol import HOST, PORT, End, on
 from tests.sim.virtual import elapse
 
 from forebay.sim.network.network import Network

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tests.gateway.rig import ROUTES, Worker, chat, events, fronting, post, routes, whole, working
 from tests.net.rig import Answer, Peer, until
-from tests.sim.network.ends import HOST, on
+from tests.sim.network.recording_protocol import HOST, on
 from tests.sim.virtual import elapse
 
 from forebay.sim.network.links import ANY, Shape

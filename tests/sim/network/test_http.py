@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from tests.net.rig import Log, Told, echo, get, post
-from tests.sim.network.ends import HOST, PORT, on
+from tests.sim.network.recording_protocol import HOST, PORT, on
 from tests.sim.virtual import elapse
 
 from forebay.core.model import Limits

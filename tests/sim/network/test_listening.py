@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.sim.network.ends import HOST, PORT, End, on
+from tests.sim.network.recording_protocol import HOST, PORT, End, on
 from tests.sim.virtual import elapse
 
 from forebay.sim.network import listening
