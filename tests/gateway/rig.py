@@ -69,6 +69,10 @@ def failing(status: int, code: str, *headers: tuple[bytes, bytes]) -> Handler:
     return lambda exchange: exchange.respond(status, [JSON, *headers], body)
 
 
+def silent(exchange: Exchange) -> None:
+    """Never answer."""
+
+
 @dataclass
 class Worker:
     """A worker: `answer` serves its requests, `report` is what it says of itself."""

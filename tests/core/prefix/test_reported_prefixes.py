@@ -17,7 +17,7 @@ Action = tuple[str, int, tuple[int, ...], tuple[int, ...], float]
 ACTIONS = st.lists(st.tuples(WHATS, st.integers(0, 2), LISTS, LISTS, PAUSES), max_size=30)
 
 
-class Belief:
+class NaiveReplicaIndex:
     """The same of one replica, the plain way."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def test_index_equals_a_naive_model_after_any_reports_and_requests(
 ) -> None:
     index, now = PrefixIndex(), 100.0
     masks = [index.join() for _ in range(3)]
-    beliefs = [Belief() for _ in masks]
+    beliefs = [NaiveReplicaIndex() for _ in masks]
     for what, which, some, others, pause in todo:
         now += pause
         if what == "note":
@@ -64,7 +64,7 @@ def test_index_equals_a_naive_model_after_any_reports_and_requests(
             beliefs[which].note(some, now)
         elif what == "swap":
             index.leave(masks[which])
-            masks[which], beliefs[which] = index.join(), Belief()
+            masks[which], beliefs[which] = index.join(), NaiveReplicaIndex()
         else:
             reset = what == "reset"
             index.tell(masks[which], some, others, now, reset=reset)

@@ -20,7 +20,7 @@ def statement(manifest: Manifest, **changed: Any) -> dict[str, Any]:
     return {"_type": STATEMENT, "subject": subject, "predicateType": PREDICATE, "predicate": predicate, **changed}
 
 
-def said(document: object, manifest: Manifest = FOLDER) -> str:
+def mismatch_text(document: object, manifest: Manifest = FOLDER) -> str:
     return mismatch(json.dumps(document).encode(), manifest)
 
 
@@ -39,14 +39,14 @@ def with_serialization(**changed: str) -> dict[str, Any]:
 
 
 def test_statement_that_lists_all_files_matches_the_manifest() -> None:
-    assert said(statement(FOLDER)) == ""
-    assert said(statement(GGUF), GGUF) == ""
-    assert said(with_resources(GGUF, (".", "c" * 64)), GGUF) == ""
+    assert mismatch_text(statement(FOLDER)) == ""
+    assert mismatch_text(statement(GGUF), GGUF) == ""
+    assert mismatch_text(with_resources(GGUF, (".", "c" * 64)), GGUF) == ""
 
 
 def test_ignored_paths_of_a_statement_may_exist() -> None:
     extra = [*FOLDER.files, File("model.sig", 9, "d" * 64), File(".git/hooks/x", 9, "e" * 64)]
-    assert said(statement(FOLDER), make_manifest(extra)) == ""
+    assert mismatch_text(statement(FOLDER), make_manifest(extra)) == ""
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_ignored_paths_of_a_statement_may_exist() -> None:
     ],
 )
 def test_statement_mismatch_names_the_files(document: object, manifest: Manifest, why: str) -> None:
-    assert why in said(document, manifest)
+    assert why in mismatch_text(document, manifest)
 
 
 def test_statement_with_another_digest_algorithm_is_rejected() -> None:
     found = statement(FOLDER)
     found["predicate"]["resources"][0]["algorithm"] = "blake2b"
-    assert "only whole files with sha256" in said(found)
+    assert "only whole files with sha256" in mismatch_text(found)
 
 
 def test_signed_bytes_include_lengths() -> None:

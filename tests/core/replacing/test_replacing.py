@@ -62,7 +62,7 @@ def test_several_gateways_are_replaced_one_after_the_other() -> None:
     assert {unit.seen.digest for unit in world.units.values()} == {"g2"}
 
 
-def reach(world: World, replicas: int, digest: str, seconds: float = 60.0) -> int:
+def replace_all(world: World, replicas: int, digest: str, seconds: float = 60.0) -> int:
     """Run with so many replicas wanted, and a spare when it is needed. Returns the fewest that were ready."""
     slots = [replica("chat", index, digest) for index in range(replicas)]
     spare = replica("chat", replicas, digest)
@@ -85,11 +85,11 @@ def test_replacing_replicas_never_reduces_the_number_of_ready_ones(
     for unit in world.units.values():
         unit.drains_s = drains_s
     if forget:  # a new control goes on in the middle
-        reach(world, after, "d2", 3)
+        replace_all(world, after, "d2", 3)
         world.state = type(world.state)()
         world.run(0.2)  # until the replicas are heard again
 
-    fewest = reach(world, after, "d2")
+    fewest = replace_all(world, after, "d2")
 
     assert fewest >= (min(before, after) if before > 1 else 0)
     assert {unit.seen.digest for unit in world.units.values()} == {"d2"}
@@ -101,9 +101,9 @@ def test_surge_replica_that_never_gets_ready_costs_no_other() -> None:
     world.run(10)
     world.dies_at_once = True
 
-    assert reach(world, 2, "d2") == 2
+    assert replace_all(world, 2, "d2") == 2
     world.dies_at_once = False
-    assert reach(world, 2, "d1") == 2
+    assert replace_all(world, 2, "d1") == 2
     assert sorted(world.units) == [("chat-0", 1), ("chat-1", 1)]
 
 

@@ -17,7 +17,7 @@ from forebay.core.scaling.values import Reason
 SCALE = Scale(30, ttft_s=1.0, tpot_s=0.1)
 
 
-def lived(model: Model, seconds: float, per_s: float, noise: float = 0.0, seed: int = 1) -> Model:
+def after_load(model: Model, seconds: float, per_s: float, noise: float = 0.0, seed: int = 1) -> Model:
     rng = Random(seed)
     for _ in range(int(seconds / model.tick_s)):
         model.look(max(per_s * (1 + noise * rng.gauss(0, 1)), 0.0))
@@ -25,7 +25,7 @@ def lived(model: Model, seconds: float, per_s: float, noise: float = 0.0, seed: 
 
 
 @pytest.fixture(scope="module")
-def knowing() -> AutoscalerState:
+def learned_state() -> AutoscalerState:
     """Of a model whose load has gone up and down for hours, twice over."""
     model = Model(SCALE, replicas=2, tick_s=10.0)
     for tick in range(1200):
@@ -33,13 +33,13 @@ def knowing() -> AutoscalerState:
     return model.state
 
 
-def going_on(state: AutoscalerState, replicas: int, cold_s: float = 60.0) -> Model:
+def resumed(state: AutoscalerState, replicas: int, cold_s: float = 60.0) -> Model:
     assert state.known_at
     return Model(SCALE, replicas=replicas, state=state, now=state.known_at, cold_s=cold_s, tick_s=10.0)
 
 
-def test_capacity_of_a_replica_is_learned_under_load(knowing: AutoscalerState) -> None:
-    able, free = knowing.learned.capacity, knowing.learned.capacity.free
+def test_capacity_of_a_replica_is_learned_under_load(learned_state: AutoscalerState) -> None:
+    able, free = learned_state.learned.capacity, learned_state.learned.capacity.free
 
     assert able.known
     assert 600 * 4 * 0.7 < able.of(8) / (8 - free * math.sqrt(8)) < 600 * 4 * 1.4
@@ -47,21 +47,23 @@ def test_capacity_of_a_replica_is_learned_under_load(knowing: AutoscalerState) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_constant_load_changes_the_replica_count_at_most_twice_an_hour(knowing: AutoscalerState, seed: int) -> None:
-    model = lived(going_on(knowing, 8), 2 * 3600, 22.0, noise=0.15, seed=seed)
+def test_constant_load_changes_the_replica_count_at_most_twice_an_hour(
+    learned_state: AutoscalerState, seed: int
+) -> None:
+    model = after_load(resumed(learned_state, 8), 2 * 3600, 22.0, noise=0.15, seed=seed)
 
     assert turns(model.wanted) <= 4
     assert model.late / model.answers < 0.01
 
 
 @pytest.mark.slow
-def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing: AutoscalerState) -> None:
-    model = lived(going_on(knowing, 3, cold_s=100.0), 1800, 4.0)
+def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(learned_state: AutoscalerState) -> None:
+    model = after_load(resumed(learned_state, 3, cold_s=100.0), 1800, 4.0)
     before = model.replicas
-    lived(model, 160, 20.0)
+    after_load(model, 160, 20.0)
     model.late = model.answers = 0.0
 
-    lived(model, 300, 20.0)
+    after_load(model, 300, 20.0)
 
     assert model.replicas >= 2 * before
     assert model.late / model.answers < 0.02
@@ -69,16 +71,16 @@ def test_five_times_the_load_is_served_within_a_cold_start_and_a_minute(knowing:
 
 
 @pytest.mark.slow
-def test_surplus_replicas_are_removed_and_the_rest_suffices(knowing: AutoscalerState) -> None:
-    model = lived(going_on(knowing, 20), 3600, 20.0)
+def test_surplus_replicas_are_removed_and_the_rest_suffices(learned_state: AutoscalerState) -> None:
+    model = after_load(resumed(learned_state, 20), 3600, 20.0)
 
     assert 5 < model.replicas < 12
     assert model.late / model.answers < 0.01
     assert {Reason.SPARE, Reason.STEADY} <= {decision.reason for decision in model.decisions}
 
 
-def test_no_replica_is_removed_while_requests_wait(knowing: AutoscalerState) -> None:
-    model = lived(going_on(knowing, 12), 900, 4.0)
+def test_no_replica_is_removed_while_requests_wait(learned_state: AutoscalerState) -> None:
+    model = after_load(resumed(learned_state, 12), 900, 4.0)
     reading = replace(BUSY, at=model.now + 5, since_s=5.0, ready=model.replicas, waiting=3)
 
     decision, _ = wish(SCALE, model.state.learned, reading, reading.at, 12)
@@ -135,12 +137,14 @@ def test_first_replica_after_idling_starts_alone_for_a_load_that_one_can_serve()
 def test_only_answers_late_because_of_load_add_replicas(
     anyway: float,
 ) -> None:
-    usual, odd = (lived(Model(SCALE, 8, tick_s=10.0, anyway=share), 8 * 3600, 20.0, 0.1) for share in (0.0, anyway))
+    usual, odd = (
+        after_load(Model(SCALE, 8, tick_s=10.0, anyway=share), 8 * 3600, 20.0, 0.1) for share in (0.0, anyway)
+    )
 
     assert abs(odd.replicas - usual.replicas) <= 1
     assert odd.decisions[-1].figures["late_anyway"] == pytest.approx(anyway, rel=0.2)
     assert usual.decisions[-1].figures["late_anyway"] == 0
-    assert lived(odd, 600, 60.0).replicas >= 2 * usual.replicas
+    assert after_load(odd, 600, 60.0).replicas >= 2 * usual.replicas
 
 
 def test_unattainable_objective_does_not_scale_out() -> None:
@@ -204,11 +208,11 @@ def test_latencies_are_compared_with_objectives_where_late_answers_are_not_count
     assert slow.state.learned.strain > 1 > fast.state.learned.strain
 
 
-def test_answers_delayed_by_a_cold_start_do_not_count_as_strain(knowing: AutoscalerState) -> None:
+def test_answers_delayed_by_a_cold_start_do_not_count_as_strain(learned_state: AutoscalerState) -> None:
     model = Model(Scale(5, 0, ttft_s=1.0), replicas=0, cold_s=50.0)
 
-    lived(model, 110, 0.4)
-    lived(model, 300, 0.4)
+    after_load(model, 110, 0.4)
+    after_load(model, 300, 0.4)
 
     assert max(model.wanted) == 1
     assert model.state.learned.strain == 0.0
@@ -224,5 +228,5 @@ def test_lead_time_is_configured_or_measured() -> None:
     assert (measured.lead_s, kept.lead_s, said.lead_s) == (200.0, 200.0, 10.0)
 
 
-def test_autoscaler_state_size_is_bounded(knowing: AutoscalerState) -> None:
-    assert len(msgspec.json.encode(knowing)) < 40_000
+def test_autoscaler_state_size_is_bounded(learned_state: AutoscalerState) -> None:
+    assert len(msgspec.json.encode(learned_state)) < 40_000

@@ -16,7 +16,7 @@ def scale(text: str, more: str = "") -> Scale:
     return found
 
 
-def told(text: str) -> dict[str, str]:
+def conflicts(text: str) -> dict[str, str]:
     found = scale_conflicts(yaml.safe_load(f"models: [{MODEL}, {text}}}]"))
     return {conflict.path.removeprefix("models[0]."): conflict.found for conflict in found}
 
@@ -73,7 +73,7 @@ def test_other_policies_have_their_own_default_windows() -> None:
     ],
 )
 def test_conflicting_settings_are_reported(text: str, found: dict[str, str]) -> None:
-    assert told(text) == found
+    assert conflicts(text) == found
 
 
 def test_all_scaling_conflicts_are_reported_when_a_file_is_read() -> None:

@@ -28,7 +28,9 @@ def by_week(at: float) -> float:
     return by_day(at) * (0.2 if int(at // DAY_S) % 7 in (2, 3) else 1.0)
 
 
-def lived(load: Callable[[float], float], days: float, horizon_s: float = 1800.0, every_s: float = 300.0) -> Season:
+def after_days(
+    load: Callable[[float], float], days: float, horizon_s: float = 1800.0, every_s: float = 300.0
+) -> Season:
     season = Season()
     for tick in range(int(days * DAY_S / every_s)):
         at = T0 + tick * every_s
@@ -47,7 +49,7 @@ def test_trend_forecast_is_bounded(slope: float, found: float) -> None:
 
 
 def test_forecast_follows_the_time_of_day_after_a_day() -> None:
-    season = lived(by_day, 2.0)
+    season = after_days(by_day, 2.0)
     now = T0 + 2 * DAY_S
 
     assert best(season) == 1
@@ -57,7 +59,7 @@ def test_forecast_follows_the_time_of_day_after_a_day() -> None:
 
 
 def test_forecast_follows_the_time_of_week_after_a_week_if_days_differ() -> None:
-    season = lived(by_week, 15.0)
+    season = after_days(by_week, 15.0)
 
     assert best(season) == 2
     eve = next(at for at in (T0 + (15 + day) * DAY_S for day in range(7)) if by_week(at) < by_week(at - 60) / 2)
@@ -68,21 +70,21 @@ def test_load_without_seasonality_is_forecast_by_trend() -> None:
     def wandering(at: float) -> float:
         return 100 * (1.3 + math.sin(at / 5000) * math.cos(at / 37_000))
 
-    season = lived(wandering, 3.0, horizon_s=300.0)
+    season = after_days(wandering, 3.0, horizon_s=300.0)
 
     assert best(season) == 0
     assert all(way.error > 0 for way in season.ways)
 
 
 def test_forecast_of_hours_without_load_is_the_trend() -> None:
-    season = lived(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
+    season = after_days(lambda at: 100.0 if at % DAY_S < 7200 else 0.0, 3.0)
 
     assert forecast(season, 50.0, 0.0, 3600.0, T0 + 3 * DAY_S + 20_000) == 50.0
     assert len(season.forecasts) <= OPEN_MAX
 
 
 def test_weekly_profile_weights_the_latest_week_most() -> None:
-    flat = lived(lambda _: 100.0, 7.1)
+    flat = after_days(lambda _: 100.0, 7.1)
     twice = flat
     for tick in range(int(7 * DAY_S / 600)):
         at = T0 + 7.1 * DAY_S + tick * 600

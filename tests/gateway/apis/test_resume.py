@@ -38,7 +38,7 @@ class Story:
             head = Head(id, int(created), "chat", "r1")
         begun = next(n for n in range(len(WORDS) + 1) if "".join(WORDS[:n]) == said)
         self.seams.append((begun, sent))
-        rest = list(told(exchange.target, head, begun, sent))
+        rest = list(stream_events(exchange.target, head, begun, sent))
         end = next(self.cuts)
         exchange.start(200, [EVENT_STREAM])
         exchange.write(b"".join(rest[:end]))
@@ -52,7 +52,7 @@ class Story:
             exchange.end([(b"x-forebay-error", self.how.encode())])
 
 
-def told(path: bytes, head: Head, begun: int = 0, sent: int = 0) -> Iterator[bytes]:
+def stream_events(path: bytes, head: Head, begun: int = 0, sent: int = 0) -> Iterator[bytes]:
     """The events of the answer from `begun` words and `sent` events on."""
     said = "".join(WORDS[:begun])
     voice = MessagesAnswer(head, sent) if path == MESSAGES else ResponsesAnswer(head, "msg-1", {}, said, sent)
@@ -63,7 +63,7 @@ def told(path: bytes, head: Head, begun: int = 0, sent: int = 0) -> Iterator[byt
 
 def undisturbed(path: bytes) -> bytes:
     """The whole stream."""
-    return b"".join(told(path, Head("resp-first", 17, "chat", "r1")))
+    return b"".join(stream_events(path, Head("resp-first", 17, "chat", "r1")))
 
 
 @BOTH
@@ -96,7 +96,7 @@ def test_resumed_stream_equals_an_undisturbed_one_byte_for_byte(
             answer = await front.ask(post(chat(stream=True), path))
             assert answer.body == undisturbed(path)
             lost = len(story.seams) - 1
-            assert lost == len([cut for cut in cuts if cut < len(list(told(path, Head("", 0, "", ""))))])
+            assert lost == len([cut for cut in cuts if cut < len(list(stream_events(path, Head("", 0, "", ""))))])
             reason = "lost" if how == "abort" else how
             assert await front.metric(f'forebay_resumes_total{{model="chat",reason="{reason}"}}') == lost
             assert await front.metric('forebay_requests_total{code="ok",model="chat"}') == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.gateway.rig import JSON, ROUTES, USAGE, Front, Worker, chat, cluster, failing, post
+from tests.gateway.rig import JSON, ROUTES, USAGE, Front, Worker, chat, cluster, failing, post, silent
 from tests.net.rig import Answer, run, until
 
 from forebay.core.model import RecordsSpec, Task
@@ -17,10 +17,6 @@ from forebay.wire import records
 EMBED = replace(ROUTES, name="embed", task=Task.EMBED, hedge_after_s=0.02)
 ASK = post(b'{"model":"embed","input":"x"}', b"/v1/embeddings")
 NEVER_S = 3600.0
-
-
-def silent(exchange: Exchange) -> None:
-    """Never answer."""
 
 
 def embedded(exchange: Exchange) -> None:

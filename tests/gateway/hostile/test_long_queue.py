@@ -4,17 +4,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gateway.rig import ROUTES, Worker, chat, fronting, post, routes, working
+from tests.gateway.rig import ROUTES, Worker, chat, fronting, post, routes, silent, working
 from tests.net.rig import run, until
-
-from forebay.net.server import Exchange
 
 LONG = 400
 """As many as would be too deep, were each turned away from within the one before it."""
-
-
-def silent(exchange: Exchange) -> None:
-    """Never answer."""
 
 
 def test_rejecting_a_long_queue_of_a_removed_revision_does_not_stall_the_gateway(tmp_path: Path) -> None:

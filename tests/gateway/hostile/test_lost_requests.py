@@ -4,16 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.gateway.rig import JSON, RETRYABLE, ROUTES, Worker, chat, cluster, post, whole
+from tests.gateway.rig import JSON, RETRYABLE, ROUTES, Worker, chat, cluster, post, silent, whole
 from tests.net.rig import run
 
 from forebay.core.model import Policy
 from forebay.net.client import pool, upstream
 from forebay.net.server import Exchange, Handler
-
-
-def silent(exchange: Exchange) -> None:
-    """Never answer."""
 
 
 def half(exchange: Exchange) -> None:

@@ -4,17 +4,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, fronting, post, routes, whole, working
+from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, fronting, post, routes, silent, whole, working
 from tests.net.rig import run, until
-
-from forebay.net.server import Exchange
 
 BATCH = post(chat(), CHAT, b"x-forebay-priority: batch")
 URGENT = post(chat(), CHAT, b"x-forebay-priority: interactive")
-
-
-def silent(exchange: Exchange) -> None:
-    """Answer later."""
 
 
 async def status(front: Front, request: bytes) -> int:

@@ -4,14 +4,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gateway.rig import ROUTES, Worker, chat, cluster, post, until, whole
+from tests.gateway.rig import ROUTES, Worker, chat, cluster, post, silent, until, whole
 from tests.net.rig import run
-
-from forebay.net.server import Exchange
-
-
-def silent(exchange: Exchange) -> None:
-    """Never answer."""
 
 
 def test_requests_of_a_replaced_worker_process_are_retried_at_its_successor(tmp_path: Path) -> None:

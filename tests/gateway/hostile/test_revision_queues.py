@@ -5,14 +5,8 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gateway.rig import CHAT, ROUTES, Worker, chat, fronting, post, routes, working
+from tests.gateway.rig import CHAT, ROUTES, Worker, chat, fronting, post, routes, silent, working
 from tests.net.rig import peer, run, until
-
-from forebay.net.server import Exchange
-
-
-def silent(exchange: Exchange) -> None:
-    """Never answer."""
 
 
 def test_requests_waiting_for_one_revision_do_not_block_requests_for_others(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.gateway.pressure.test_reported_pressure import until_it_says
+from tests.gateway.pressure.test_reported_pressure import until_reported
 from tests.gateway.rig import RETRYABLE, ROUTES, Worker, chat, cluster, failing, post, routes, working
 from tests.net.rig import peer, run
 
@@ -20,9 +20,9 @@ def test_a_request_rejected_by_the_last_draining_replica_waits_for_its_successor
         going = Worker(failing(503, code, RETRYABLE))
         async with cluster(tmp_path, going, base=base) as front, peer(front.port) as client:
             client.send(post(chat()))
-            await until_it_says(front, waiting=1)
+            await until_reported(front, waiting=1)
             front.write(base)
-            await until_it_says(front, waiting=1, refused=0)
+            await until_reported(front, waiting=1, refused=0)
             async with working(successor):
                 front.write(routes(successor, base=base))
                 assert (await client.answer()).status == 200

@@ -26,7 +26,7 @@ from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.net.server import Exchange
 
 
-async def told(front: Front) -> Pressure:
+async def reported_pressure(front: Front) -> Pressure:
     """What control would hear."""
     own = msgspec.json.decode((Path(front.spec.peers_dir) / f"{front.spec.id}.json").read_bytes(), type=Endpoint)
     async with peer(own.port) as client:
@@ -34,18 +34,18 @@ async def told(front: Front) -> Pressure:
         return msgspec.json.decode((await client.answer()).body, type=Pressure)
 
 
-async def until_it_says(front: Front, **figures: int) -> TrafficCounters:
+async def until_reported(front: Front, **figures: int) -> TrafficCounters:
     """The figures of `chat`, as soon as these are as wanted."""
     async with asyncio.timeout(10):
         while True:
-            found = (await told(front)).models["chat"]
+            found = (await reported_pressure(front)).models["chat"]
             if all(getattr(found, name) == value for name, value in figures.items()):
                 return found
             await asyncio.sleep(0.005)
 
 
 async def _until_longer(front: Front, stay_s: float) -> None:
-    while (await told(front)).models["chat"].stay_s <= stay_s:
+    while (await reported_pressure(front)).models["chat"].stay_s <= stay_s:
         await asyncio.sleep(0.005)
 
 
@@ -54,22 +54,24 @@ def test_every_request_counts_once_from_its_arrival_to_its_end(tmp_path: Path) -
         held: list[Exchange] = []
         worker = Worker()
         async with cluster(tmp_path, worker) as front:
-            assert (await told(front)).models["chat"] == replace(TrafficCounters(), ttft=(0,) * 18, tpot=(0,) * 17)
+            assert (await reported_pressure(front)).models["chat"] == replace(
+                TrafficCounters(), ttft=(0,) * 18, tpot=(0,) * 17
+            )
             await front.ask(post(chat()))
-            done = await until_it_says(front, completions=1)
+            done = await until_reported(front, completions=1)
             assert (done.arrivals, done.refused, done.waiting) == (1, 0, 0)
             assert (done.prompt_tokens, done.output_tokens) == (7, 3)
             worker.answer = held.append
             async with peer(front.port) as client:
                 client.send(post(chat()))
-                under_way = await until_it_says(front, arrivals=2)
+                under_way = await until_reported(front, arrivals=2)
                 assert under_way.prompt_tokens > done.prompt_tokens
                 await asyncio.wait_for(_until_longer(front, under_way.stay_s), 10)
-            gone = await until_it_says(front, arrivals=2, completions=1)
+            gone = await until_reported(front, arrivals=2, completions=1)
             assert gone.stay_s > under_way.stay_s
             worker.answer = events
             await front.ask(post(chat(stream=True)))
-            streamed = await until_it_says(front, arrivals=3, completions=2)
+            streamed = await until_reported(front, arrivals=3, completions=2)
             assert sum(streamed.ttft) == 1
 
     run(main())
@@ -79,11 +81,11 @@ def test_queued_and_rejected_requests_are_reported(tmp_path: Path) -> None:
     async def main() -> None:
         async with fronting(tmp_path, replace(ROUTES, queue_max=1)) as front, peer(front.port) as client:
             client.send(post(chat()))
-            waits = await until_it_says(front, waiting=1)
+            waits = await until_reported(front, waiting=1)
             assert waits.waiting_tokens > 0
             assert error_code(await front.ask(post(chat()))) == "queue_full"
-            assert (await told(front)).models["chat"].arrivals == 2
-            assert (await told(front)).models["chat"].refused == 1
+            assert (await reported_pressure(front)).models["chat"].arrivals == 2
+            assert (await reported_pressure(front)).models["chat"].refused == 1
 
     run(main())
 
@@ -99,10 +101,10 @@ def test_latency_is_predicted_from_finished_streams(tmp_path: Path) -> None:
         worker = Worker(long)
         async with cluster(tmp_path, worker, base=replace(ROUTES, policy=Policy.CPR)) as front:
             for done in range(3):
-                found = await until_it_says(front, completions=done)
+                found = await until_reported(front, completions=done)
                 assert (found.predicted_ttft_s, found.predicted_tpot_s) == (None, None)
                 await front.ask(post(chat(stream=True)))
-            found = await until_it_says(front, completions=3)
+            found = await until_reported(front, completions=3)
             assert found.predicted_ttft_s is not None
             assert found.predicted_tpot_s is not None
             worker.report = replace(worker.report, waiting=1000)
@@ -110,7 +112,7 @@ def test_latency_is_predicted_from_finished_streams(tmp_path: Path) -> None:
             async with asyncio.timeout(10):
                 while worker.polls < polls + 2:
                     await asyncio.sleep(0.005)
-            behind = (await told(front)).models["chat"].predicted_ttft_s
+            behind = (await reported_pressure(front)).models["chat"].predicted_ttft_s
             assert behind is not None
             assert behind > 100 * found.predicted_ttft_s
 
@@ -130,7 +132,7 @@ def test_request_served_by_a_fallback_counts_for_the_requested_model(tmp_path: P
         ):
             await front.ready()
             assert (await front.ask(post(chat()))).status == 200
-            found = (await told(front)).models
+            found = (await reported_pressure(front)).models
             assert (found["chat"].arrivals, found["chat"].refused, found["chat"].completions) == (1, 1, 0)
             assert (found["other"].arrivals, found["other"].completions) == (1, 1)
 
@@ -143,7 +145,7 @@ def test_a_model_without_replicas_on_demand_is_ready_and_its_requests_wait(tmp_p
         async with working(worker), fronting(tmp_path, base) as front, peer(front.port) as client:
             await front.ready()
             client.send(post(chat()))
-            await until_it_says(front, waiting=1)
+            await until_reported(front, waiting=1)
             assert (await front.get(b"/readyz")).status == 200
             front.write(routes(worker, base=base))
             assert (await client.answer()).status == 200

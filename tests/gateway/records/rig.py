@@ -93,19 +93,19 @@ def audit_files(root: Path) -> list[Path]:
     return [path for _, path in numbered(root / "gateway-0", "audit", ".jsonl")]
 
 
-def written(root: Path, gateway: str = "gateway-0") -> list[str]:
+def decision_ids(root: Path, gateway: str = "gateway-0") -> list[str]:
     """Request ids of the decision files."""
     read = [payloads(path.read_bytes()) for _, path in numbered(root / gateway, "decisions", ".log")]
     assert sum(found.damaged for found in read) == 0
     return [record.request_id for one in read for payload in one.whole for record in decisions(payload)]
 
 
-def told(root: Path) -> list[str]:
+def audit_ids(root: Path) -> list[str]:
     """Request ids of the audit log."""
     return [line.request_id for line in lines_after(root / "gateway-0", 0, 10_000)]
 
 
-def counted(root: Path) -> Sums:
+def ledger_sums(root: Path) -> Sums:
     total = Sums()
     for folder in sorted(root.iterdir()):
         for sums in usage(folder, 0).values():
@@ -113,5 +113,5 @@ def counted(root: Path) -> Sums:
     return total
 
 
-def ids(*numbers: range) -> list[str]:
+def request_ids(*numbers: range) -> list[str]:
     return [f"req-{n}" for part in numbers for n in part]

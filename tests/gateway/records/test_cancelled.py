@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.gateway.records.rig import counted
+from tests.gateway.records.rig import ledger_sums
 from tests.gateway.rig import (
     CHAT,
     EVENT_STREAM,
@@ -44,7 +44,7 @@ BODIES: dict[bytes, tuple[dict[str, Any], bytes]] = {
 
 
 def billed(folder: Path) -> Sums:
-    return counted(folder / "records")
+    return ledger_sums(folder / "records")
 
 
 async def ended(front: Front, tokens: str = "prompt") -> float:

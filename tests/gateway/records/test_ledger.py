@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.records.rig import DAY, NOON, counted, facts
+from tests.gateway.records.rig import DAY, NOON, facts, ledger_sums
 
 from forebay.core.model import RecordsSpec
 from forebay.gateway.account import TEMPLATE_TOKENS_MAX, UNREPORTED, begun
@@ -112,7 +112,7 @@ def test_failed_checkpoint_is_reported_and_repeated(tmp_path: Path) -> None:
     records.close()
 
     assert "written again" in told_of.getvalue()
-    assert counted(tmp_path).requests == 1
+    assert ledger_sums(tmp_path).requests == 1
 
 
 def test_altered_audit_line_is_not_counted_in_the_ledger(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from tests.gateway.records.rig import (
     NOON,
     Disk,
     audit_files,
-    counted,
+    audit_ids,
+    decision_ids,
     facts,
-    ids,
+    ledger_sums,
     recorder,
+    request_ids,
     started,
-    told,
-    written,
 )  # fmt: skip
 
 from forebay.core.model import RecordsSpec
@@ -37,8 +37,8 @@ def test_request_is_recorded_in_ledger_decisions_and_audit_log(tmp_path: Path) -
     records.finished(facts(1))
     records.flush(0.0)
 
-    assert written(tmp_path) == told(tmp_path) == ["req-1"]
-    assert counted(tmp_path) == Sums(1, 10, 5, 2, 0)
+    assert decision_ids(tmp_path) == audit_ids(tmp_path) == ["req-1"]
+    assert ledger_sums(tmp_path) == Sums(1, 10, 5, 2, 0)
     (line,) = lines_after(tmp_path / "gateway-0", 0, 1)
     assert (line.tenant, line.key, line.client, line.revision) == ("acme", "key-1", "127.0.0.1", "r-1")
     assert (line.replica, line.code, line.ms, line.ts) == ("chat-0", "ok", 500, NOON)
@@ -81,7 +81,7 @@ def test_disabled_records_are_not_written(tmp_path: Path) -> None:
         "lock", f"usage-{day_text(DAY)}.json", "usage.json",
     ]  # fmt: skip
     assert not records.prompts
-    assert counted(tmp_path).requests == 1
+    assert ledger_sums(tmp_path).requests == 1
 
 
 # --- rotation
@@ -94,11 +94,11 @@ def test_record_files_are_bounded_and_the_oldest_decisions_removed(tmp_path: Pat
         if n % 7 == 0:
             records.flush(0.0)
     records.close()
-    kept = written(tmp_path)
+    kept = decision_ids(tmp_path)
 
     assert len(numbered(tmp_path / "gateway-0", "decisions", ".log")) == 3
-    assert kept == ids(range(100))[-len(kept) :]
-    assert told(tmp_path) == ids(range(100)), "audit lines all stay"
+    assert kept == request_ids(range(100))[-len(kept) :]
+    assert audit_ids(tmp_path) == request_ids(range(100)), "audit lines all stay"
     assert all(path.stat().st_size <= 2000 for path in (tmp_path / "gateway-0").iterdir())
     assert verify(tmp_path / "gateway-0").ok
 
@@ -130,7 +130,7 @@ def test_pruned_audit_files_are_recorded(tmp_path: Path) -> None:
 
     assert len(audit_files(tmp_path)) <= 3
     assert verify(tmp_path / "gateway-0").ok
-    assert counted(tmp_path).requests == 60
+    assert ledger_sums(tmp_path).requests == 60
     audit_files(tmp_path)[0].unlink()
     assert not verify(tmp_path / "gateway-0").ok
 
@@ -175,10 +175,10 @@ def test_full_disk_loses_no_records_if_fixed_in_time(tmp_path: Path) -> None:
         records.flush(n * CHECKPOINT_S)
     records.close()
 
-    assert written(tmp_path) == told(tmp_path) == ids(range(20))
+    assert decision_ids(tmp_path) == audit_ids(tmp_path) == request_ids(range(20))
     report = verify(tmp_path / "gateway-0")
     assert (report.ok, report.gaps) == (True, [])
-    assert counted(tmp_path).requests == 20
+    assert ledger_sums(tmp_path).requests == 20
     assert records.lost == 0
 
 
@@ -196,17 +196,17 @@ def test_audit_overflow_is_a_gap_line_with_the_number_of_lost_records(tmp_path: 
     records.finished(facts(301))
     records.close()
     report = verify(tmp_path / "gateway-0")
-    kept = told(tmp_path)
+    kept = audit_ids(tmp_path)
     missing = 302 - len(kept)
 
     assert report.ok
     assert missing > 1
     assert [(gap.lines, gap.event) for gap in report.gaps] == [(missing, Event.GAP)]
     assert "No space left" in report.gaps[0].why
-    assert kept == [*ids(range(300 - missing + 1)), "req-301"]
-    assert counted(tmp_path).requests == 302, "the ledger has it all"
+    assert kept == [*request_ids(range(300 - missing + 1)), "req-301"]
+    assert ledger_sums(tmp_path).requests == 302, "the ledger has it all"
     assert records.lost == missing
-    assert written(tmp_path) == ids(range(302)), "decisions are smaller"
+    assert decision_ids(tmp_path) == request_ids(range(302)), "decisions are smaller"
 
 
 def test_audit_overflow_within_one_flush_is_a_gap_line(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_audit_overflow_within_one_flush_is_a_gap_line(tmp_path: Path) -> None:
     gaps = verify(tmp_path / "gateway-0").gaps
 
     assert [(gap.lines, gap.why) for gap in gaps] == [(records.lost, audit.TOO_MANY)]
-    assert len(told(tmp_path)) + records.lost == 300
+    assert len(audit_ids(tmp_path)) + records.lost == 300
 
 
 def test_a_decision_that_is_too_large_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_decision_that_is_too_large_is_dropped_and_counted(tmp_path: Path) -> 
     records.finished(facts(2))
     records.close()
 
-    assert written(tmp_path) == ["req-2"]
+    assert decision_ids(tmp_path) == ["req-2"]
     assert records.lost == 1
 
 
@@ -268,10 +268,10 @@ def test_unavailable_record_folder_is_retried(tmp_path: Path) -> None:
     records.finished(facts(2))
     records.close()
 
-    assert told(root) == ["req-2"]
+    assert audit_ids(root) == ["req-2"]
     assert [gap.lines for gap in verify(root / "gateway-0").gaps] == [1]
-    assert written(root) == ["req-1", "req-2"]
-    assert counted(root).requests == 2
+    assert decision_ids(root) == ["req-1", "req-2"]
+    assert ledger_sums(root).requests == 2
     assert [words in told_of.getvalue() for words in ("cannot be written", "written again")] == [True, True]
 
 

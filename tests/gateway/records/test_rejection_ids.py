@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.gateway.records.rig import told, written
+from tests.gateway.records.rig import audit_ids, decision_ids
 from tests.gateway.rig import Worker, chat, cluster, post
 from tests.net.rig import peer, run, until
 
@@ -40,7 +40,7 @@ def test_rejected_request_is_found_by_its_id(tmp_path: Path, data: bytes, status
             ids.append(id.decode())
 
     run(main())
-    assert written(folder) == told(folder) == ids
+    assert decision_ids(folder) == audit_ids(folder) == ids
     assert verify(folder / "gateway-0").ok
 
 

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.records.rig import NOON, Disk, audit_files, counted, facts, ids, killed, started, told, written
+from tests.gateway.records.rig import (
+    NOON,
+    Disk,
+    audit_files,
+    audit_ids,
+    decision_ids,
+    facts,
+    killed,
+    ledger_sums,
+    request_ids,
+    started,
+)
 
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.recorder import CHECKPOINT_S
@@ -27,8 +38,8 @@ def test_a_restart_continues_the_chain_and_the_ledger(tmp_path: Path) -> None:
 
     assert [line.seq for line in lines] == list(range(1, 31))
     assert verify(tmp_path / "gateway-0").ok
-    assert written(tmp_path) == ids(range(30))
-    assert counted(tmp_path) == Sums(30, 300, 150, 60, 0)
+    assert decision_ids(tmp_path) == request_ids(range(30))
+    assert ledger_sums(tmp_path) == Sums(30, 300, 150, 60, 0)
 
 
 def test_processes_of_one_gateway_use_separate_folders(tmp_path: Path) -> None:
@@ -42,12 +53,12 @@ def test_processes_of_one_gateway_use_separate_folders(tmp_path: Path) -> None:
     newest.close()
     new.close()
 
-    assert [written(tmp_path, name) for name in ("gateway-0", "gateway-0+1")] == [
+    assert [decision_ids(tmp_path, name) for name in ("gateway-0", "gateway-0+1")] == [
         ["req-0", "req-2", "req-4"],
         ["req-1", "req-3"],
     ]
     assert all(verify(folder).ok for folder in sorted(tmp_path.iterdir()))
-    assert counted(tmp_path).requests == 5
+    assert ledger_sums(tmp_path).requests == 5
 
 
 def test_number_of_record_folders_per_gateway_is_limited(tmp_path: Path) -> None:
@@ -80,14 +91,14 @@ def test_sigkill_loses_at_most_the_last_write(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], timeout=60)
 
     assert done.returncode == -9
-    assert counted(tmp_path).requests == 41, "the reader looks beyond the checkpoint"
+    assert ledger_sums(tmp_path).requests == 41, "the reader looks beyond the checkpoint"
     records = started(tmp_path)
     records.finished(facts(50))
     records.close()
-    assert told(tmp_path) == [*ids(range(41)), "req-50"]
+    assert audit_ids(tmp_path) == [*request_ids(range(41)), "req-50"]
     report = verify(tmp_path / "gateway-0")
     assert (report.ok, [gap.event for gap in report.gaps]) == (True, ["killed"]), "nine are lost"
-    assert counted(tmp_path).requests == 42
+    assert ledger_sums(tmp_path).requests == 42
 
 
 @given(st.lists(st.sampled_from(("finish", "yesterday", "flush", "checkpoint", "kill", "stop")), max_size=25))
@@ -112,10 +123,10 @@ def test_written_requests_are_counted_exactly_once_across_restarts(
             case _:
                 records.close()
                 records, known, noted = started(root, disk, file_bytes_max=4000), known + noted, 0
-        assert counted(root).requests == known
+        assert ledger_sums(root).requests == known
     records.close()
     total = known + noted
-    assert counted(root) == Sums(total, 10 * total, 5 * total, 2 * total)
+    assert ledger_sums(root) == Sums(total, 10 * total, 5 * total, 2 * total)
     assert verify(root / "gateway-0").ok
 
 
@@ -133,7 +144,7 @@ def test_an_unfinished_line_is_cut_off_and_the_log_says_so(tmp_path: Path) -> No
 
     assert report.ok
     assert [gap.lines for gap in report.gaps] == [1]
-    assert told(tmp_path) == ["req-1", "req-2"]
+    assert audit_ids(tmp_path) == ["req-1", "req-2"]
 
 
 def test_truncated_batch_is_sealed_at_the_next_start_and_noted(tmp_path: Path) -> None:
@@ -148,9 +159,9 @@ def test_truncated_batch_is_sealed_at_the_next_start_and_noted(tmp_path: Path) -
     killed(records, disk)
     unsealed = verify(tmp_path / "gateway-0").files[-1].unfinished_bytes
     assert unsealed
-    kept = told(tmp_path)
+    kept = audit_ids(tmp_path)
     assert 1 < len(kept) < 5
-    assert counted(tmp_path).requests == len(kept)
+    assert ledger_sums(tmp_path).requests == len(kept)
     records = started(tmp_path)
     records.finished(facts(5))
     records.close()
@@ -158,8 +169,8 @@ def test_truncated_batch_is_sealed_at_the_next_start_and_noted(tmp_path: Path) -
 
     assert report.ok
     assert [(line.event, line.lines) for line in report.gaps] == [("killed", 0), ("late", len(kept) - 1), ("gap", 1)]
-    assert told(tmp_path) == [*kept, "req-5"]
-    assert counted(tmp_path).requests == len(kept) + 1
+    assert audit_ids(tmp_path) == [*kept, "req-5"]
+    assert ledger_sums(tmp_path).requests == len(kept) + 1
     assert report.files[-1].unfinished_bytes == 0
 
 
@@ -170,17 +181,17 @@ def test_partial_writes_on_a_full_disk_are_counted_once_by_the_successor(tmp_pat
         records.finished(facts(n))
     disk.room = 1000
     records.close()
-    kept = told(tmp_path)
+    kept = audit_ids(tmp_path)
     assert 0 < len(kept) < 5
-    assert counted(tmp_path).requests == 5
+    assert ledger_sums(tmp_path).requests == 5
     for file in (tmp_path / "gateway-0").glob("decisions-*"):
         file.unlink()  # of these, too, one may be cut off
     records = started(tmp_path)
     records.finished(facts(5))
     records.close()
 
-    assert counted(tmp_path).requests == 6
-    assert told(tmp_path) == [*kept, "req-5"]
+    assert ledger_sums(tmp_path).requests == 6
+    assert audit_ids(tmp_path) == [*kept, "req-5"]
     assert verify(tmp_path / "gateway-0").ok
 
 
@@ -244,6 +255,6 @@ def test_reenabled_audit_log_continues_its_chain(tmp_path: Path) -> None:
         records.finished(facts(n))
         records.close()
 
-    assert told(tmp_path) == ["req-0", "req-2"]
-    assert counted(tmp_path).requests == 3
+    assert audit_ids(tmp_path) == ["req-0", "req-2"]
+    assert ledger_sums(tmp_path).requests == 3
     assert verify(tmp_path / "gateway-0").ok

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.records.rig import Disk, counted, facts, ids, started, told, written
+from tests.gateway.records.rig import Disk, audit_ids, decision_ids, facts, ledger_sums, request_ids, started
 from tests.gateway.rig import Worker, chat, cluster, post
 from tests.net.rig import run, until
 
@@ -61,14 +61,14 @@ def test_requests_ending_during_a_disk_stall_are_recorded_once(tmp_path: Path) -
             records.finished(facts(n, ts=facts(0).ts + (n - 5) // 3 * DAY_S))
 
     during_a_stall(disk, records.flush_aside(0.0), meanwhile)
-    assert (written(tmp_path), told(tmp_path)) == (ids(range(5)), ids(range(5)))
-    assert counted(tmp_path).requests == 5
+    assert (decision_ids(tmp_path), audit_ids(tmp_path)) == (request_ids(range(5)), request_ids(range(5)))
+    assert ledger_sums(tmp_path).requests == 5
     run(records.flush_aside(CHECKPOINT_S))
-    assert written(tmp_path) == told(tmp_path) == ids(range(10))
-    assert counted(tmp_path).requests == 10
+    assert decision_ids(tmp_path) == audit_ids(tmp_path) == request_ids(range(10))
+    assert ledger_sums(tmp_path).requests == 10
     records.finished(facts(10))
     records.close()
-    assert counted(tmp_path).requests == 11
+    assert ledger_sums(tmp_path).requests == 11
     report = verify(tmp_path / "gateway-0")
     assert (report.ok, report.gaps, records.lost) == (True, [], 0)
 
@@ -85,14 +85,14 @@ def test_records_dropped_during_a_disk_stall_are_reported(tmp_path: Path) -> Non
 
     during_a_stall(disk, records.flush_aside(0.0), meanwhile)
     records.close()
-    missing = 300 - len(told(tmp_path))
+    missing = 300 - len(audit_ids(tmp_path))
     report = verify(tmp_path / "gateway-0")
     assert missing > 0
     assert report.ok
     assert [(gap.lines, gap.event, gap.why) for gap in report.gaps] == [(missing, Event.GAP, audit.TOO_MANY)]
     assert records.lost == 2 * missing, "of a request, its decision and its line"
-    assert written(tmp_path) == told(tmp_path)
-    assert counted(tmp_path).requests == 300, "the ledger has it all"
+    assert decision_ids(tmp_path) == audit_ids(tmp_path)
+    assert ledger_sums(tmp_path).requests == 300, "the ledger has it all"
 
 
 def test_cancelling_a_flush_during_a_stall_loses_no_record(tmp_path: Path) -> None:
@@ -112,11 +112,13 @@ def test_cancelling_a_flush_during_a_stall_loses_no_record(tmp_path: Path) -> No
         assert flushing.cancelled()
         records.finished(facts(2))
         await records.flush_aside(0.0)
-        assert written(tmp_path) == told(tmp_path) == ids(range(3)), "the next one is not cancelled with it"
+        assert decision_ids(tmp_path) == audit_ids(tmp_path) == request_ids(range(3)), (
+            "the next one is not cancelled with it"
+        )
 
     run(main())
     records.close()
-    assert counted(tmp_path).requests == 3
+    assert ledger_sums(tmp_path).requests == 3
 
 
 @given(st.lists(st.sampled_from(["ends", "flushes", "flushes aside", "has room"]), max_size=30), st.integers(0, 4000))
@@ -148,8 +150,8 @@ def test_every_request_is_recorded_after_any_disk_events(
                 disk.room = 1 << 40
     disk.room = 1 << 40
     records.close()
-    assert written(root) == told(root) == ids(range(ended))
-    assert counted(root).requests == ended
+    assert decision_ids(root) == audit_ids(root) == request_ids(range(ended))
+    assert ledger_sums(root).requests == ended
 
 
 def test_gateway_serves_requests_during_a_disk_stall(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_gateway_serves_requests_during_a_disk_stall(tmp_path: Path) -> None:
             draft = root / "gateway-0" / ".audit.head.new"
             os.mkfifo(draft)  # whoever opens it to write waits for somebody who reads
             assert (await front.ask(post(chat()))).status == 200
-            await until(lambda: bool(told(root)))  # the head is what comes next
+            await until(lambda: bool(audit_ids(root)))  # the head is what comes next
             for _ in range(3):
                 assert (await front.ask(post(chat()))).status == 200
             reader = os.open(draft, os.O_RDONLY | os.O_NONBLOCK)
@@ -171,7 +173,7 @@ def test_gateway_serves_requests_during_a_disk_stall(tmp_path: Path) -> None:
 
     run(main())
     assert verify(root / "gateway-0").ok
-    assert len(told(root)) == counted(root).requests == 5
+    assert len(audit_ids(root)) == ledger_sums(root).requests == 5
 
 
 def test_records_that_cannot_be_written_show_in_the_metrics_until_they_can(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.gateway.records.rig import Disk, audit_files, counted, facts, killed, started, told
+from tests.gateway.records.rig import Disk, audit_files, audit_ids, facts, killed, ledger_sums, started
 
 from forebay.gateway.records import audit
 from forebay.gateway.records.recorder import Recorder
@@ -78,7 +78,7 @@ def test_missing_audit_log_is_detected_by_other_records_in_its_folder(
 @pytest.mark.parametrize("erase", ERASED)
 def test_restart_does_not_hide_a_missing_audit_log(tmp_path: Path, erase: Callable[[Path], None]) -> None:
     run(tmp_path, "gateway-0")
-    before = counted(tmp_path).requests
+    before = ledger_sums(tmp_path).requests
     erase(tmp_path)
     ledger = (tmp_path / "gateway-0/usage.json").exists()
     disk = Disk()
@@ -90,7 +90,7 @@ def test_restart_does_not_hide_a_missing_audit_log(tmp_path: Path, erase: Callab
     assert events(tmp_path) == ["broken"]
     assert Kind.ON_RECORD in [kind for _, kind in flaws([report])]
     assert (Kind.MISSING in [kind for _, kind in flaws([report])]) == ledger, "the numbers go on"
-    assert counted(tmp_path).requests == 6 + before * ledger
+    assert ledger_sums(tmp_path).requests == 6 + before * ledger
 
 
 def test_folder_without_audit_log_by_configuration_is_valid(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_unclean_shutdown_is_noted_at_the_next_start(tmp_path: Path) -> None:
 
     assert report.ok
     assert [(gap.event, gap.lines, gap.why) for gap in report.gaps] == [("killed", 0, audit.KILLED)]
-    assert told(tmp_path) == ["req-0", "req-0", "req-0"], "and the one in between is lost"
+    assert audit_ids(tmp_path) == ["req-0", "req-0", "req-0"], "and the one in between is lost"
 
 
 def test_repeated_unclean_shutdown_before_the_note_is_noted_once(tmp_path: Path) -> None:
@@ -356,6 +356,6 @@ def test_unwritable_chain_head_at_the_start_does_not_stop_records(
         records.flush(0.0)
     records.close()
 
-    assert told(tmp_path)[-1] == "req-9"
+    assert audit_ids(tmp_path)[-1] == "req-9"
     assert flaws(verify_all(tmp_path)) == []
     assert records.lost == 0

@@ -91,7 +91,7 @@ def played(replica: Replica | PlainReplica, acts: list[Act]) -> Iterator[float]:
     yield now
 
 
-def told(acts: list[Act], sizes: Sizes, *, each_token: bool) -> tuple[Replica, list[EngineEvent]]:
+def run_replica(acts: list[Act], sizes: Sizes, *, each_token: bool) -> tuple[Replica, list[EngineEvent]]:
     """What a replica tells when it is looked at after each act, and then as it asks for it."""
     replica = Replica(SMALL, each_token=each_token, **sizes)
     happened = []
@@ -102,7 +102,7 @@ def told(acts: list[Act], sizes: Sizes, *, each_token: bool) -> tuple[Replica, l
     return replica, happened
 
 
-def plainly(acts: list[Act], sizes: Sizes) -> PlainReplica:
+def run_naive(acts: list[Act], sizes: Sizes) -> PlainReplica:
     replica = PlainReplica(SMALL, **sizes)
     for _ in played(replica, acts):
         pass
@@ -110,7 +110,7 @@ def plainly(acts: list[Act], sizes: Sizes) -> PlainReplica:
     return replica
 
 
-def same(one: list[EngineEvent], other: list[EngineEvent]) -> None:
+def assert_same_events(one: list[EngineEvent], other: list[EngineEvent]) -> None:
     assert [event._replace(at=0.0) for event in one] == [event._replace(at=0.0) for event in other]
     assert [event.at for event in one] == pytest.approx([event.at for event in other], rel=1e-9)
 
@@ -118,20 +118,20 @@ def same(one: list[EngineEvent], other: list[EngineEvent]) -> None:
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
 def test_token_times_equal_those_of_a_naive_scheduler(acts: list[Act], sizes: Sizes) -> None:
-    replica, happened = told(acts, sizes, each_token=True)
-    plain = plainly(acts, sizes)
+    replica, happened = run_replica(acts, sizes, each_token=True)
+    plain = run_naive(acts, sizes)
 
-    same(happened, plain.out)
+    assert_same_events(happened, plain.out)
     assert replica.preemptions == plain.preemptions
 
 
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES)
 def test_results_are_independent_of_step_merging(acts: list[Act], sizes: Sizes) -> None:
-    leaping, happened = told(acts, sizes, each_token=False)
-    stepping, all_happened = told(acts, sizes, each_token=True)
+    leaping, happened = run_replica(acts, sizes, each_token=False)
+    stepping, all_happened = run_replica(acts, sizes, each_token=True)
 
-    same(happened, [event for event in all_happened if event.kind is not Kind.TOKEN])
+    assert_same_events(happened, [event for event in all_happened if event.kind is not Kind.TOKEN])
     assert leaping.busy_s == pytest.approx(stepping.busy_s)
     for name in ("preemptions", "prefilled_tokens", "hit_tokens"):
         assert getattr(leaping, name) == getattr(stepping, name)
@@ -145,7 +145,7 @@ def test_results_are_independent_of_how_often_it_is_polled(acts: list[Act], size
 
     happened = seldom.advance(1e6)
 
-    assert happened == told(acts, sizes, each_token=False)[1]
+    assert happened == run_replica(acts, sizes, each_token=False)[1]
     assert seldom.next_at == math.inf
 
 
@@ -175,7 +175,7 @@ def test_load_reports_equal_those_of_a_naive_replica(acts: list[Act], sizes: Siz
 @settings(max_examples=examples(250))
 @given(ACTS, SIZES, st.booleans())
 def test_every_job_ends_once_and_the_kv_cache_is_freed(acts: list[Act], sizes: Sizes, each_token: bool) -> None:
-    replica, happened = told(acts, sizes, each_token=each_token)
+    replica, happened = run_replica(acts, sizes, each_token=each_token)
 
     offered = {act.job.id: act.job for act in acts if act.what == "offer"}
     done = [event for event in happened if event.kind is Kind.DONE]
@@ -226,7 +226,7 @@ def test_single_prompt_takes_the_steps_of_the_formula() -> None:
     chunks = [(2048, 0), (2048, 2048), (904, 4096)]
     first = 10.0 + sum(step_s(n, n * (c + n / 2), 0, 0) for n, c in chunks)
     done = first + step_s(1, 0, 5001, 1) + step_s(1, 0, 5002, 1)
-    same(
+    assert_same_events(
         replica.advance(20.0),
         [EngineEvent(first, 1, Kind.FIRST, 1, 0), EngineEvent(done, 1, Kind.DONE, 3, 0)],
     )
@@ -257,7 +257,7 @@ def test_speed_factor_scales_times_exactly() -> None:
     assert times[1] == pytest.approx(times[2])
 
 
-def begun(replica: Replica, id: int, now: float) -> float:
+def first_token_s(replica: Replica, id: int, now: float) -> float:
     """When the first token of a job comes."""
     while replica.next_at < math.inf:
         for event in replica.advance(replica.next_at):
@@ -287,7 +287,7 @@ def test_first_token_time_is_predicted_for_the_oracle(
     said, alone = replica.first_token_s(prompt, blocks, now), replica.read_s(prompt, blocks)
     replica.offer(Job(9, prompt, 1, blocks), now)
 
-    assert said == pytest.approx(begun(replica, 9, now), rel=0.1)
+    assert said == pytest.approx(first_token_s(replica, 9, now), rel=0.1)
     assert 0 < alone <= said
 
 

@@ -36,7 +36,7 @@ def steady(requests: int, every_s: float = 0.5, prompt: int = 2000, output: int 
     return Workload("steady", tuple(Arrival(at * every_s, prompt, output) for at in range(requests)))
 
 
-def told(outcome: Outcome) -> list[object]:
+def results_of(outcome: Outcome) -> list[object]:
     return [list(outcome.ended_at), outcome.sizes, outcome.replica_s, outcome.ready_s, outcome.started]
 
 
@@ -67,7 +67,7 @@ def test_outcome_and_start_times_are_determined_by_the_seed() -> None:
         replay(steady(80), CLUSTER, policy="cpr", seed=seed, sizing=Sizing(1, Script([1, 3]), 10 * START_S))
         for seed in (1, 1, 2)
     )
-    assert told(one) == told(same)
+    assert results_of(one) == results_of(same)
     assert one.sizes != other.sizes
 
 
