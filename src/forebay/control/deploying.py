@@ -32,7 +32,7 @@ from forebay.control.rolling.preparing import Preparer
 from forebay.control.rolling.recalling import Recall
 from forebay.control.rolling.shaping import Shaper, base_held, deployed, ready_of
 from forebay.control.rolling.validating import check_plan, new_rollout
-from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, Standing
+from forebay.control.rolling.values import DeployRefused, RevisionSource, RolloutRequest, RolloutStanding
 from forebay.control.rolling.watching import Looked, Watch
 from forebay.core.deploy.counting import Counted, Cursor, advanced
 from forebay.core.deploy.evidence import observations
@@ -59,7 +59,7 @@ from forebay.store.access import RunBlocking
 from forebay.store.database import StoreError
 from forebay.store.rollouts import RolloutEvent, Rollouts, Row, Target
 
-__all__ = ["DeployRefused", "Deployments", "RevisionSource", "RolloutRequest", "RunBlocking", "Standing"]
+__all__ = ["DeployRefused", "Deployments", "RevisionSource", "RolloutRequest", "RolloutStanding", "RunBlocking"]
 
 EVIDENCE_EVERY_S: Final = 5.0
 """How often evidence is stored while nothing else changes."""
@@ -134,7 +134,7 @@ class Deployments:
             finally:
                 self._tasks = None
 
-    async def deploy(self, request: RolloutRequest, actor: str) -> Standing:
+    async def deploy(self, request: RolloutRequest, actor: str) -> RolloutStanding:
         """Start a rollout. Raises `DeployRefused`, `StoreError`."""
         ledger = self._ledger
         async with ledger.turn:
@@ -158,7 +158,7 @@ class Deployments:
             self._wake()
             return self._standing(kept)
 
-    async def command(self, id: str, command: Command, actor: str, why: str) -> Standing:
+    async def command(self, id: str, command: Command, actor: str, why: str) -> RolloutStanding:
         """Apply an operator's command to an active rollout. Raises `DeployRefused`, `StoreError`."""
         ledger = self._ledger
         async with ledger.turn:
@@ -181,20 +181,20 @@ class Deployments:
         row = self._row(model)
         return None if row is None else row.rollout
 
-    def standing(self, model: str | None = None) -> tuple[Standing, ...]:
+    def standing(self, model: str | None = None) -> tuple[RolloutStanding, ...]:
         """Active rollouts, and the last one of each model without one."""
         rows = [row for name, row in sorted(self._ledger.rows.items()) if model in (None, name)]
         return tuple(self._standing(row) for row in rows)
 
-    async def past(self, model: str | None, last: int) -> tuple[Standing, ...]:
+    async def past(self, model: str | None, last: int) -> tuple[RolloutStanding, ...]:
         """The last rollouts, of a model or of all: active ones, then ended ones, newest first."""
         return tuple(self._standing(row) for row in await self._ledger.past(model, last))
 
-    def _standing(self, row: Row) -> Standing:
+    def _standing(self, row: Row) -> RolloutStanding:
         model = self._models.get(row.rollout.model)
         watch = None if row.ended else self._watches.get(row.rollout.id)
         seen = (watch.seen if watch else None) or ModelObservation(len(model.slots) if model else 0, None, None)
-        return Standing(
+        return RolloutStanding(
             rollout=row.rollout,
             created_at=row.created_at,
             created_by=row.created_by,

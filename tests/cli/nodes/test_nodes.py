@@ -10,7 +10,7 @@ from tests.cli.deploy.test_commands import Api, api, refused, run
 
 from forebay.cli.nodes import view, work
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.documents import DeviceStanding, Standing
+from forebay.control.health.documents import DeviceStanding, NodeStanding
 from forebay.control.placing.rows import PlacedNode, PlacedReplica
 
 __all__ = ["api"]
@@ -33,7 +33,7 @@ UNKNOWN = replace(
     GPU, device="MIG-1", parent="GPU-a", profile="1g.10gb", memory_bytes=None, duty=None, temperature_c=None,
     power_w=None, clock_mhz=None, replicas=(),
 )  # fmt: skip
-NODE = Standing(
+NODE = NodeStanding(
     name="a", state="serving", why="", by="", since=0.0, trouble="", replicas=("chat-0", "chat-1"),
     devices=(GPU, SICK, SLOW, BROKEN, RESTING, TRIED, UNKNOWN),
 )  # fmt: skip
@@ -54,7 +54,7 @@ def swift(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "REFRESH_S", 0.0)
 
 
-def shown(*nodes: Standing) -> str:
+def shown(*nodes: NodeStanding) -> str:
     console = Console(width=200, force_terminal=False)
     with console.capture() as capture:
         console.print(view.blocks(NodeDocuments(nodes, (PLACED,), {"big-0": "a: GPU-a has 12 GiB free, 16 needed"})))
@@ -100,7 +100,7 @@ def test_drain_sends_its_options_and_waits_until_the_node_is_empty(api: Api) -> 
     assert "a: chat-0, chat-1 still running" in done.stderr
     assert "a: chat-1 still running" in done.stderr
     assert "a  drained" in done.stdout
-    assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=Standing) == DRAINING
+    assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=NodeStanding) == DRAINING
 
 
 STUCK = NodeDocuments((DRAINING,), (PLACED,))
@@ -127,7 +127,7 @@ def test_forced_drain_reports_stuck_replicas_and_times_out(api: Api, monkeypatch
     assert "a  draining" in done.stdout
     done = run("drain", "a", "--force", "--wait", "--timeout", "0", "--json")
     assert (done.exit_code, done.stderr) == (work.NOT_EMPTY, "")
-    assert msgspec.json.decode(done.stdout, type=Standing) == DRAINING
+    assert msgspec.json.decode(done.stdout, type=NodeStanding) == DRAINING
 
 
 def test_drain_shows_progress_on_a_terminal(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tests.control.deploying.world import FaultyStore, World, WorldProber
 
-from forebay.control.deploying import Deployments, RolloutRequest, Standing
+from forebay.control.deploying import Deployments, RolloutRequest, RolloutStanding
 from forebay.control.journal import Journal
 from forebay.control.loop import Controller
 from forebay.control.plan import Plan
@@ -70,7 +70,7 @@ class Rig:
         models = self.world.snapshot().models
         return bool(models) and sum(r.state == "ready" for r in models[0].replicas) >= self.world.replicas
 
-    async def deploy(self, name: str = "new", course: Course = QUICK, actor: str = "ann") -> Standing:
+    async def deploy(self, name: str = "new", course: Course = QUICK, actor: str = "ann") -> RolloutStanding:
         return await self.deployments.deploy(RolloutRequest("chat", name, course), actor)
 
     @property
@@ -79,7 +79,7 @@ class Rig:
         return self.deployments._ledger.rows["chat"].rollout
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RolloutStanding:
         [found] = self.deployments.standing("chat")
         return found
 

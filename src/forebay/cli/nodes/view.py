@@ -10,7 +10,7 @@ from rich.text import Text
 from forebay.cli.deploy.view import time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.documents import DeviceStanding, Standing
+from forebay.control.health.documents import DeviceStanding, NodeStanding
 from forebay.control.placing.rows import PlacedNode
 
 NODES = {"serving": "green", "draining": "yellow", "drained": "yellow"}
@@ -33,7 +33,7 @@ def blocks(found: NodeDocuments) -> RenderableType:
     return Group(*parts[1:], *([Text(), *waits] if waits else ()))
 
 
-def remains(node: Standing, found: NodeDocuments) -> str:
+def remains(node: NodeStanding, found: NodeDocuments) -> str:
     """What still runs on a draining node, and why it cannot move, as far as known."""
     placed = next((each for each in found.placed if each.name == node.name), None)
     whys = {replica.slot: replica.why for replica in placed.replicas if replica.why} if placed else {}
@@ -41,12 +41,12 @@ def remains(node: Standing, found: NodeDocuments) -> str:
     return "\n".join([f"{', '.join(node.replicas)} still running", *lines]) if node.replicas else ""
 
 
-def block(node: Standing, placed: PlacedNode | None = None) -> RenderableType:
+def block(node: NodeStanding, placed: PlacedNode | None = None) -> RenderableType:
     """All details of a node."""
     return Group(*_lines(node, placed))
 
 
-def _lines(node: Standing, placed: PlacedNode | None) -> Iterator[RenderableType]:
+def _lines(node: NodeStanding, placed: PlacedNode | None) -> Iterator[RenderableType]:
     yield Text.assemble((node.name, "bold"), "  ", (node.state, NODES.get(node.state, "")))
     if node.since:
         why = f": {node.why}" if node.why else ""

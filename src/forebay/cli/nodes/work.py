@@ -14,7 +14,7 @@ from forebay.cli.deploy.view import span
 from forebay.cli.nodes import view
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.control.api.documents import NodeDocuments
-from forebay.control.health.documents import Standing
+from forebay.control.health.documents import NodeStanding
 
 REFRESH_S: Final = 0.5
 SAY_EVERY_S: Final = 30.0
@@ -39,7 +39,7 @@ def drain(
     """Take a node out of service; with `wait`, wait until nothing runs there, or until the timeout."""
     if timeout_s is not None and not wait:
         raise UserError("--timeout needs --wait.", WRONG_USAGE)
-    standing = admin.send("POST", f"/v1/nodes/{node}/drain", Standing, body)
+    standing = admin.send("POST", f"/v1/nodes/{node}/drain", NodeStanding, body)
     notes = settings.screen(stderr=True)
     if wait:
         try:
@@ -56,10 +56,10 @@ def drain(
 
 def undrain(admin: Admin, node: str, body: dict[str, str], *, as_json: bool) -> int:
     """Return a node, or one of its devices, to service."""
-    return _show(admin.send("POST", f"/v1/nodes/{node}/undrain", Standing, body), as_json)
+    return _show(admin.send("POST", f"/v1/nodes/{node}/undrain", NodeStanding, body), as_json)
 
 
-def _emptied(admin: Admin, standing: Standing, timeout_s: float, *, quiet: bool) -> Standing:
+def _emptied(admin: Admin, standing: NodeStanding, timeout_s: float, *, quiet: bool) -> NodeStanding:
     """The node once nothing runs there, it has been undrained, or the timeout has passed."""
     notes, began, last, last_s = settings.screen(stderr=True), time.monotonic(), "", 0.0
     spins = notes.is_terminal and not quiet
@@ -80,7 +80,7 @@ def _emptied(admin: Admin, standing: Standing, timeout_s: float, *, quiet: bool)
     return standing
 
 
-def _show(standing: Standing, as_json: bool) -> int:
+def _show(standing: NodeStanding, as_json: bool) -> int:
     if as_json:
         _print_json(standing)
     else:

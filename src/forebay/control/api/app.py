@@ -17,7 +17,7 @@ from forebay.control.api.access import ANONYMOUS, Credentials
 from forebay.control.api.operations import cluster, deploying, keys, nodes, records, registry, scaling, sla
 from forebay.control.api.services import AdminCall, Handler, Services
 from forebay.control.changes import Reloaded
-from forebay.control.health.documents import Standing
+from forebay.control.health.documents import NodeStanding
 from forebay.control.rolling.values import DeployRefused
 from forebay.control.standby.sla import Sla
 from forebay.control.status import Status
@@ -49,7 +49,7 @@ ANSWERS: Final = Answers(
     scaling=documents.ScalingDocument,
     sla=Sla,
     nodes=documents.NodeDocuments,
-    node=Standing,
+    node=NodeStanding,
     keys=documents.KeyDocuments,
     key=documents.KeyDocument,
     new_key=documents.NewKeyDocument,

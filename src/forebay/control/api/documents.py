@@ -8,7 +8,7 @@ from forebay.control.health import documents as node_documents
 from forebay.control.journal import JournalEvent
 from forebay.control.keyring import state
 from forebay.control.placing.rows import PlacedNode
-from forebay.control.rolling.values import Standing
+from forebay.control.rolling.values import RolloutStanding
 from forebay.control.scaling import values as scaled
 from forebay.control.scaling.state import DecisionRecord, Setting
 from forebay.core.deploy.course import Kind
@@ -124,7 +124,7 @@ class NodeDocuments:
     """The response of `/v1/nodes`: state of the nodes, their used resources, and unplaceable slots with the
     reason."""
 
-    nodes: tuple[node_documents.Standing, ...]
+    nodes: tuple[node_documents.NodeStanding, ...]
     placed: tuple[PlacedNode, ...] = ()
     waits: dict[str, str] = field(default_factory=dict)
 
@@ -217,12 +217,12 @@ class Rollouts:
     rollouts: tuple[RolloutDocument, ...]
 
 
-def rollouts(standings: Iterable[Standing], now: float) -> Rollouts:
+def rollouts(standings: Iterable[RolloutStanding], now: float) -> Rollouts:
     """Several rollouts; `now` is wall time."""
     return Rollouts(tuple(rollout(each, now) for each in standings))
 
 
-def rollout(standing: Standing, now: float) -> RolloutDocument:
+def rollout(standing: RolloutStanding, now: float) -> RolloutDocument:
     """The document of a rollout at `now`, wall time."""
     it, wanted = standing.rollout, standing.wanted
     return RolloutDocument(
@@ -338,7 +338,7 @@ class Scalings:
     """Use of the limits that all models share; empty: the cluster file has no `limits`."""
 
 
-def scaling(it: scaled.Standing, *, all_of_it: bool = False) -> ScalingDocument:
+def scaling(it: scaled.ScalingStanding, *, all_of_it: bool = False) -> ScalingDocument:
     """The document of a model, with all recent decisions or only the last one."""
     scale = it.scale
     auto = "fixed" if scale is None else "shadow" if scale.shadow else "auto"

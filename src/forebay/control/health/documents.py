@@ -43,7 +43,7 @@ class DeviceStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeStanding:
     """A node. `state`: `serving`, `draining` while something still runs there, `drained`."""
 
     name: str
@@ -65,14 +65,14 @@ def standing_of(
     readings: Mapping[str, DeviceReading],
     units: Iterable[ObservedUnit],
     trouble: str,
-) -> Standing:
+) -> NodeStanding:
     """A node as it is now; `readings` and `units` are those of all nodes."""
     own = [unit for unit in units if unit.alive and unit.kind is Kind.REPLICA and (unit.node or LOCAL) == name]
     replicas = tuple(sorted(unit.slot for unit in own))
     out = record.maintenance
     there = {id: reading for id, reading in readings.items() if reading.node == name}
     known = sorted({*there, *(id for id, state in record.devices.items() if state.out)})
-    return Standing(
+    return NodeStanding(
         name=name,
         state="serving" if out is None else "draining" if replicas else "drained",
         why=out.why if out else "",

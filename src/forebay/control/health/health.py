@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from forebay.control.health.documents import Standing, standing_of
+from forebay.control.health.documents import NodeStanding, standing_of
 from forebay.control.health.metering import Meters
 from forebay.control.health.node_state import Maintenance, NodeState
 from forebay.control.health.polling import TIMEOUT_S, Look, Watch, look_at_all
@@ -164,11 +164,11 @@ class Health:
         known = [r.duty for id in sorted(own) if (r := self._readings.get(id)) is not None and r.duty is not None]
         return sum(known) / len(known) if known else None
 
-    def nodes(self) -> tuple[Standing, ...]:
+    def nodes(self) -> tuple[NodeStanding, ...]:
         """The state of every node, by name."""
         return tuple(self._standing(name) for name in self._names())
 
-    async def drain(self, name: str, actor: str, why: str, *, force: bool = False) -> Standing:
+    async def drain(self, name: str, actor: str, why: str, *, force: bool = False) -> NodeStanding:
         """Drain a node. Raises `NodeRefused` if what runs there fits nowhere else."""
         node = self._node(name)
         unplaceable = () if force else self._unplaceable(name)
@@ -180,7 +180,7 @@ class Health:
         await self._apply_change(node, Changed("node.drained", now, actor, f"node/{name}", why), f"{name} is drained")
         return self._standing(name)
 
-    async def undrain(self, name: str, actor: str, why: str, device: str = "") -> Standing:
+    async def undrain(self, name: str, actor: str, why: str, device: str = "") -> NodeStanding:
         """Put a node, or a device of it, back into service. Raises `NodeRefused`."""
         node, now = self._node(name), wall_s()
         if device:
@@ -234,7 +234,7 @@ class Health:
         self._settle()
         await self._keep()
 
-    def _standing(self, name: str) -> Standing:
+    def _standing(self, name: str) -> NodeStanding:
         node = self._nodes.get(name, NodeState(name))
         own = sorted(
             source for source, ids in self._found.items() if any(self._readings[id].node == name for id in ids)

@@ -41,7 +41,7 @@ class RolloutRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RolloutStanding:
     """The status of a rollout. Times are seconds since the epoch; None: unknown for the replicas."""
 
     rollout: Rollout

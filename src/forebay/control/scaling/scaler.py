@@ -19,7 +19,7 @@ from forebay.control.scaling.sizing import Size, Sizer
 from forebay.control.scaling.starts import Starts, cold_start_s, with_start
 from forebay.control.scaling.state import DecisionRecord, ScalingState, Setting
 from forebay.control.scaling.storing import ScalingStore
-from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest, Standing
+from forebay.control.scaling.values import LimitUse, ScaleRefused, ScalingRequest, ScalingStanding
 from forebay.core.reconcile import Move, ObservedUnit
 from forebay.core.scaling.decide import bounds, decide
 from forebay.core.scaling.limits import gpus_of
@@ -159,7 +159,7 @@ class Scaler:
             if state is not None and revision:
                 state.starts = with_start(state.starts, revision, seconds)
 
-    async def set(self, request: ScalingRequest, actor: str) -> Standing:
+    async def set(self, request: ScalingRequest, actor: str) -> ScalingStanding:
         """Apply an operator's request. Raises `ScaleRefused`; takes effect even while the store is down."""
         model, state = self._planned.get(request.model), self._models.get(request.model)
         if model is None or state is None:
@@ -181,7 +181,7 @@ class Scaler:
             self._store.hurry()
         return self._standing(model, state)
 
-    def standing(self, name: str | None = None) -> tuple[Standing, ...]:
+    def standing(self, name: str | None = None) -> tuple[ScalingStanding, ...]:
         """The status of models, by name; one, or all."""
         return tuple(
             self._standing(model, state)
@@ -195,11 +195,11 @@ class Scaler:
         scale = _rules(model, state.setting) if model is not None and state is not None else None
         return None if scale is None else bounds(scale, wall_s())
 
-    def _standing(self, model: PlannedModel, state: ScalingState) -> Standing:
+    def _standing(self, model: PlannedModel, state: ScalingState) -> ScalingStanding:
         scale = _rules(model, state.setting)
         low, high = bounds(scale, wall_s()) if scale is not None else (None, None)
         size = self._size(state, model)
-        return Standing(
+        return ScalingStanding(
             model=state.model,
             scale=scale,
             setting=state.setting,

@@ -38,7 +38,7 @@ class LimitUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ScalingStanding:
     """The scaling status of a model."""
 
     model: str

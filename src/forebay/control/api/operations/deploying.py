@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.control.api import documents
 from forebay.control.api.services import AdminCall, Handler
-from forebay.control.rolling.values import RolloutRequest, Standing
+from forebay.control.rolling.values import RolloutRequest, RolloutStanding
 from forebay.core.cluster import ModelSettings
 from forebay.core.deploy.course import Course, Kind
 from forebay.core.deploy.rollout import ENDED, Command
@@ -75,7 +75,7 @@ async def rollout(call: AdminCall) -> documents.RolloutDocument:
     return documents.rollout(found, wall_s())
 
 
-def _of(id: str, standings: Iterable[Standing]) -> Standing | None:
+def _of(id: str, standings: Iterable[RolloutStanding]) -> RolloutStanding | None:
     return next((each for each in standings if each.rollout.id == id), None)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from forebay.control.api import documents
 from forebay.control.api.services import AdminCall, Handler
-from forebay.control.health.documents import Standing
+from forebay.control.health.documents import NodeStanding
 from forebay.control.health.health import Health, NodeRefused
 from forebay.core.errors import Code, Refusal
 from forebay.wire import admin_request
@@ -29,7 +29,7 @@ async def nodes(call: AdminCall) -> documents.NodeDocuments:
     return documents.NodeDocuments(known, placer.rows(), waits)
 
 
-async def drain(call: AdminCall) -> Standing:
+async def drain(call: AdminCall) -> NodeStanding:
     """Drain a node."""
     name, wanted = call.named("node"), admin_request.drain(call.body)
     try:
@@ -40,7 +40,7 @@ async def drain(call: AdminCall) -> Standing:
     return standing
 
 
-async def undrain(call: AdminCall) -> Standing:
+async def undrain(call: AdminCall) -> NodeStanding:
     """Put a node, or a device of it, back into service."""
     name, wanted = call.named("node"), admin_request.undrain(call.body)
     try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from typing import Final, Protocol
 
-from forebay.control.deploying import Deployments, RolloutRequest, Standing
+from forebay.control.deploying import Deployments, RolloutRequest, RolloutStanding
 from forebay.core.deploy.rollout import ENDED, Command, Phase
 from forebay.sim.full.clients import MODEL
 from forebay.sim.full.event_log import EventLog
@@ -24,13 +24,15 @@ PAUSE_S: Final = (0.2, 3.0)
 class ControlClient(Protocol):
     """The interface to control."""
 
-    async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
+    async def ask(
+        self, what: Callable[[Deployments], Coroutine[None, None, RolloutStanding]]
+    ) -> RolloutStanding | None:
         """Call control; None if it is down, dies meanwhile or refuses."""
 
-    def standing(self, id: str) -> Standing | None:
+    def standing(self, id: str) -> RolloutStanding | None:
         """The state of a rollout; None: currently unknown."""
 
-    def latest(self) -> Standing | None:
+    def latest(self) -> RolloutStanding | None:
         """The state of the running rollout; None: none, or unknown."""
 
 
@@ -77,7 +79,7 @@ class Operator:
                 return standing.rollout.id
             await asyncio.sleep(LOOK_S)
 
-    async def _attend(self, id: str, *, sound: bool) -> Standing:
+    async def _attend(self, id: str, *, sound: bool) -> RolloutStanding:
         """Watch a rollout until it ends."""
         rng = self._rng
         before, since, patience_s = None, self._now(), rng.uniform(*PATIENCE_S)
@@ -108,7 +110,7 @@ class Operator:
         self._event_log.note("command", id, command)
         await self._control_client.ask(lambda deployments: deployments.command(id, command, WHO, "because"))
 
-    def _check(self, standing: Standing) -> None:
+    def _check(self, standing: RolloutStanding) -> None:
         """Check that the rollout's ending is a permitted one."""
         rollout = standing.rollout
         nature, kind = self.natures[rollout.canary], rollout.course.kind

@@ -2,7 +2,7 @@
 
 from typing import Final, Protocol
 
-from forebay.control.deploying import Standing
+from forebay.control.deploying import RolloutStanding
 from forebay.core.deploy.course import replicas_for
 from forebay.core.deploy.rollout import Phase, Rollout
 from forebay.core.model import ModelRoutes
@@ -87,7 +87,7 @@ def check_published(models: tuple[ModelRoutes, ...], facts: Facts) -> None:
             )
 
 
-def check_agreement(standings: tuple[Standing, ...], facts: Facts) -> None:
+def check_agreement(standings: tuple[RolloutStanding, ...], facts: Facts) -> None:
     """After everything has ended: control knows the stored state, and the event log replays to it."""
     known = facts.truth.known()
     stored = {row.rollout.id: _state(row.rollout) for row in known.rollouts}

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol, TypeVar
 
-from forebay.control.deploying import Deployments, DeployRefused, Standing
+from forebay.control.deploying import Deployments, DeployRefused, RolloutStanding
 from forebay.control.plan import Artifact
 from forebay.core.deploy.rollout import ENDED
 from forebay.core.model import ModelRoutes
@@ -88,7 +88,7 @@ class RolloutScenario:
         """The stored state, whatever control knows of it."""
         self._traps: list[_Trap] = []
         self._ending = False
-        self._calls: dict[asyncio.Task[Standing | None], None] = {}
+        self._calls: dict[asyncio.Task[RolloutStanding | None], None] = {}
         self._task: asyncio.Task[None] | None = None
 
     # --- for control
@@ -163,7 +163,9 @@ class RolloutScenario:
         """Start the rollouts."""
         self._task = self._group.create_task(self.operator.run())
 
-    async def ask(self, what: Callable[[Deployments], Coroutine[None, None, Standing]]) -> Standing | None:
+    async def ask(
+        self, what: Callable[[Deployments], Coroutine[None, None, RolloutStanding]]
+    ) -> RolloutStanding | None:
         """Call control; None if it is down, dies meanwhile, or refuses."""
         deployments = self._control.deployments
         if deployments is None:
@@ -174,7 +176,7 @@ class RolloutScenario:
         await asyncio.wait([call])
         return None if call.cancelled() else call.result()
 
-    async def _call(self, call: Awaitable[Standing]) -> Standing | None:
+    async def _call(self, call: Awaitable[RolloutStanding]) -> RolloutStanding | None:
         try:
             return await call
         except (DeployRefused, StoreError) as refused:
@@ -186,16 +188,16 @@ class RolloutScenario:
         for call in list(self._calls):
             call.cancel()
 
-    def standing(self, id: str) -> Standing | None:
+    def standing(self, id: str) -> RolloutStanding | None:
         """The state of a rollout, as reported by control."""
         return next((each for each in self._standings if each.rollout.id == id), None)
 
-    def latest(self) -> Standing | None:
+    def latest(self) -> RolloutStanding | None:
         """The state of the running rollout."""
         return next((each for each in self._standings if each.rollout.phase not in ENDED), None)
 
     @property
-    def _standings(self) -> tuple[Standing, ...]:
+    def _standings(self) -> tuple[RolloutStanding, ...]:
         deployments = self._control.deployments
         return () if deployments is None else deployments.standing(MODEL)
 
