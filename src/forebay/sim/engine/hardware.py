@@ -40,7 +40,6 @@ class Hardware:
     step: StepTime
     weights_bytes: int
     """Over all its GPUs."""
-    kv_token_bytes: int
     kv_tokens: int
     """Capacity of its KV cache."""
 
@@ -134,7 +133,6 @@ def _rows() -> dict[str, Hardware]:
                 sequence_s=row["sequence_ms"] / 1e3,
             ),
             weights_bytes=WEIGHTS_BYTES[row["model"], row["precision"]],
-            kv_token_bytes=KV_TOKEN_BYTES[row["model"]],
             kv_tokens=kv_tokens(row["gpu"], row["model"], row["gpus"], row["precision"]),
         )
         for row in data["rows"]
