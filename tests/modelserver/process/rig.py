@@ -18,7 +18,8 @@ from forebay.modelserver.process.values import Answer, Done, GaveUp, Work
 
 BACKEND = Path(__file__).parent / "backend"
 PATIENCE_S = 60.0
-HERE = Placement(environment=(("PYTHONPATH", str(BACKEND)),))
+_PATH = os.pathsep.join(filter(None, (str(BACKEND), os.environ.get("PYTHONPATH"))))
+HERE = Placement(environment=(("PYTHONPATH", _PATH),))
 
 
 class Heard:

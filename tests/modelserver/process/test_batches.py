@@ -249,6 +249,16 @@ def test_process_instances_run_concurrently_when_threads_are_not_supported(tmp_p
     asyncio.run(scene())
 
 
+def test_model_without_threads_is_loaded_run_and_closed_in_the_main_thread(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(spec(tmp_path, parameters={"threads": "no"})) as process:
+            (answer,) = await answers(process, work("facts"))
+            assert answer.parameters["loader"] is True
+        assert (tmp_path / "closed").read_text() == "True"
+
+    asyncio.run(scene())
+
+
 def test_child_queues_one_batch_and_rejects_another(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path)) as process:

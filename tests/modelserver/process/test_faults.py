@@ -32,11 +32,13 @@ DEADLY = {
 }
 
 
+@pytest.mark.parametrize("threads", ["yes", "no"])
 @pytest.mark.parametrize("do", DEADLY)
-def test_dead_or_hung_child_fails_its_batch_and_is_restarted(tmp_path: Path, do: str) -> None:
+def test_dead_or_hung_child_fails_its_batch_and_is_restarted(tmp_path: Path, do: str, threads: str) -> None:
     async def scene() -> None:
         changes: list[bool] = []
-        async with started(spec(tmp_path), hang_s=0.5, on_change=lambda: changes.append(True)) as process:
+        model = spec(tmp_path, parameters={"threads": threads})
+        async with started(model, hang_s=0.5, on_change=lambda: changes.append(True)) as process:
             before = list(process.pids)
             changes.clear()
             done = await run(process, work(do), work())
@@ -345,9 +347,23 @@ def test_stop_closes_the_backend_and_kills_grandchildren(tmp_path: Path) -> None
     asyncio.run(scene())
 
 
-def test_stop_kills_a_hung_child_after_the_grace_period(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", ["yes", "no"])
+def test_stop_closes_the_backend_during_a_batch_that_does_not_end(tmp_path: Path, threads: str) -> None:
     async def scene() -> None:
-        async with started(spec(tmp_path, parameters={"close": "hang"}), stop_grace_s=0.2) as process:
+        async with started(spec(tmp_path, parameters={"threads": threads})) as process:
+            heard = Heard()
+            process.execute(0, [work("hang")], heard)
+        assert heard.done is not None
+        assert (tmp_path / "closed").exists()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("threads", ["yes", "no"])
+def test_stop_kills_a_hung_child_after_the_grace_period(tmp_path: Path, threads: str) -> None:
+    async def scene() -> None:
+        parameters = {"close": "hang", "threads": threads}
+        async with started(spec(tmp_path, parameters=parameters), stop_grace_s=0.2) as process:
             heard = Heard()
             process.execute(0, [work("hang")], heard)
         assert heard.done is not None
@@ -393,16 +409,17 @@ import asyncio, sys
 from pathlib import Path
 from tests.modelserver.process.rig import spec, started
 async def scene():
-    async with started(spec(Path(sys.argv[1]))) as process:
+    async with started(spec(Path(sys.argv[1]), parameters={"threads": sys.argv[2]})) as process:
         (Path(sys.argv[1]) / "pid").write_text(str(process.pids[0]) + ".")
         await asyncio.Event().wait()
 asyncio.run(scene())
 """
 
 
-def test_children_die_when_the_server_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", ["yes", "no"])
+def test_children_die_when_the_server_is_killed(tmp_path: Path, threads: str) -> None:
     async def scene() -> None:
-        server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], stdout=subprocess.DEVNULL)
+        server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path), threads], stdout=subprocess.DEVNULL)
         try:
             told = tmp_path / "pid"
             await until(lambda: told.exists() and told.read_text().endswith("."))

@@ -144,7 +144,9 @@ class Loaded:
     omitted: tuple[str, ...] = ()
     """Outputs that cannot be served, with the reason, unless the configuration lists those that are served."""
     threads: bool = True
-    """Whether several instances may run as threads of this process and share its weights."""
+    """Whether several instances may run as threads of this process and share its weights. Otherwise `load`, `execute`
+    and `close` are called in the main thread (`close` in another one during a batch that does not end).
+    """
     measures: bool = False
     """Whether the backend is `measures.Measuring`."""
     config: ModelConfig | None = None

@@ -22,6 +22,7 @@ class RigBackend:
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
         self._parameters = config.parameters
+        self._loader = threading.current_thread()
         self._folder = folder
         self._call = call
         self._kept: list[Any] = []
@@ -55,7 +56,7 @@ class RigBackend:
     def close(self) -> None:
         if self._parameters.get("close") == "hang":
             threading.Event().wait()
-        (self._folder / "closed").touch()
+        (self._folder / "closed").write_text(str(threading.current_thread() is self._loader))
 
     def echo(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         return [Response({name: array for name, array in request.inputs.items()}) for request in requests]
@@ -73,6 +74,7 @@ class RigBackend:
         )
         told = {
             "instance": instance,
+            "loader": threading.current_thread() is self._loader is threading.main_thread(),
             "pid": os.getpid(),
             "cpus": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "nice": os.nice(0),

@@ -1,4 +1,4 @@
-"""One instance in the child: a thread that takes batches from its socket, runs them, and sends the results."""
+"""One instance in the child: takes batches from its socket, runs them, and sends the results."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ class _Batch:
 
 
 class Instance:
-    """One instance; `run` is its thread."""
+    """One instance; `run` has a thread to itself."""
 
     def __init__(
         self, number: int, channel: Channel[ToChild], backend: Backend, declared: Mapping[str, Datatype]
@@ -58,7 +58,7 @@ class Instance:
             self.channel.close()
 
     def cancel(self, batch: int, index: int) -> None:
-        """A request was cancelled. Called in the main thread."""
+        """A request was cancelled. Called in the thread of the control channel."""
         known = self._batches.get(batch)
         if known is not None:
             known.cancelled.add(index)

@@ -1,17 +1,24 @@
-"""The child's main thread: loads the model, starts instances, answers pings, and carries calls to other models.
+"""The child: loads the model, starts instances, answers pings, and carries calls to other models.
 
-It does nothing that takes long, so that pings are answered while batches run.
+The thread of the control channel does nothing that takes long, so that pings are answered while batches run. The main
+thread loads the model. It then has the control channel, unless the model cannot share its process with other
+instances (Python models): these run their batches in the main thread, and the control channel has another one. What
+belongs to a thread, such as PyTorch's gradient mode or an SQLite connection, is thus the same in `initialize`,
+`execute` and `finalize`, as in Triton.
 """
 
 import gc
 import itertools
+import os
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final
 
 from forebay.core.serving.config import Datatype, ModelConfig
@@ -60,7 +67,12 @@ class Child:
         self._channel = channel
         self._backend: Backend | None = None
         self._declared: dict[str, Datatype] = {}
-        self._instances: dict[int, tuple[Instance, threading.Thread]] = {}
+        self._instances: dict[int, Instance] = {}
+        self._threads: list[threading.Thread] = []
+        self._single: SimpleQueue[Instance | None] | None = None
+        """For the main thread, if it runs the only instance; None in it: there will be no instance."""
+        self._idle = threading.Event()
+        """The main thread runs no instance any more."""
         self._calls: dict[int, _OnResponse] = {}
         self._numbers = itertools.count(1)
 
@@ -72,9 +84,43 @@ class Child:
         loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)
         config: ModelConfig = loaded.config or configure.config
         self._declared = {spec.name: spec.datatype for spec in (*loaded.outputs, *config.outputs)}
+        if not loaded.threads:
+            self._single = SimpleQueue()
         return loaded
 
     def serve(self) -> None:
+        """Run instances until the server stops the child, then close the model. Raises EOFError when the server is
+        gone.
+        """
+        if self._single is None:
+            self._handle()
+            self._stop_instances()
+        else:
+            control = threading.Thread(target=self._control, name="control", daemon=True)
+            control.start()
+            instance = self._single.get()
+            if instance is not None:
+                instance.run()
+            self._idle.set()
+            control.join()
+        self._close()
+
+    def _control(self) -> None:
+        """The thread of the control channel beside an instance in the main thread. Ends the process if that one is
+        stuck.
+        """
+        assert self._single is not None
+        status = _guarded(self._channel, self._handle)
+        if status is None:
+            self._single.put(None)
+            self._stop_instances()
+            if self._idle.wait(INSTANCE_JOIN_S):
+                return  # the main thread closes the model
+            status = _guarded(self._channel, self._close) or 0
+        sys.stderr.flush()
+        os._exit(status)
+
+    def _handle(self) -> None:
         """Handle messages until the server stops the child. Raises EOFError when the server is gone."""
         while True:
             received = self._channel.receive()
@@ -85,10 +131,10 @@ class Child:
                     self._tell_measures()
                 case TakeBack(instance, leases):
                     if instance in self._instances:
-                        self._instances[instance][0].channel.take_back(leases)
+                        self._instances[instance].channel.take_back(leases)
                 case Cancel(instance, batch, index):
                     if instance in self._instances:
-                        self._instances[instance][0].cancel(batch, index)
+                        self._instances[instance].cancel(batch, index)
                 case Respond(call, reply, final):
                     self._responded(call, reply, final, received.parts)
                 case Open(instance):
@@ -99,13 +145,14 @@ class Child:
                 case unexpected:
                     raise AssertionError(f"unexpected {type(unexpected).__name__}")
 
-    def close(self) -> None:
-        """Stop the instances, then close the model."""
-        for instance, _ in self._instances.values():
+    def _stop_instances(self) -> None:
+        for instance in self._instances.values():
             with suppress(OSError):
                 instance.channel.socket.shutdown(socket.SHUT_RDWR)
-        for _, thread in self._instances.values():
+        for thread in self._threads:
             thread.join(INSTANCE_JOIN_S)
+
+    def _close(self) -> None:
         if self._backend is not None:
             self._backend.close()
 
@@ -116,9 +163,12 @@ class Child:
     def _open(self, number: int, received: Received[ToChild]) -> None:
         assert self._backend is not None
         channel = Channel[ToChild](socket.socket(fileno=received.fds[0]), ToChild, Sharing.READ)
-        instance = Instance(number, channel, self._backend, self._declared)
+        instance = self._instances[number] = Instance(number, channel, self._backend, self._declared)
+        if self._single is not None:
+            self._single.put(instance)
+            return
         thread = threading.Thread(target=instance.run, name=f"instance-{number}", daemon=True)
-        self._instances[number] = instance, thread
+        self._threads.append(thread)
         thread.start()
 
     def _call(
@@ -163,21 +213,30 @@ def _pointers(folder: Path) -> str:
 def run(sock: socket.socket) -> int:
     """Serve the model named in the first message; returns the exit status."""
     channel = Channel[ToChild](sock, ToChild, Sharing.READ)
+    return _guarded(channel, partial(_run, channel)) or 0
+
+
+def _run(channel: Channel[ToChild]) -> int | None:
     child = Child(channel)
+    configure = channel.receive().message
+    assert isinstance(configure, Configure)
     try:
-        configure = channel.receive().message
-        assert isinstance(configure, Configure)
-        try:
-            loaded = child.load(configure)
-        except BackendFailed as failed:
-            text = str(failed) + _pointers(Path(configure.folder))
-            channel.send(*channel.pack(Broken(outgoing.error_text(text))))
-            return EXIT_BROKEN
-        gc.collect()
-        gc.freeze()  # a loaded model never becomes garbage: keep the collector from scanning it again and again
-        channel.send(*channel.pack(Ready(loaded)))
-        child.serve()
-        child.close()
+        loaded = child.load(configure)
+    except BackendFailed as failed:
+        text = str(failed) + _pointers(Path(configure.folder))
+        channel.send(*channel.pack(Broken(outgoing.error_text(text))))
+        return EXIT_BROKEN
+    gc.collect()
+    gc.freeze()  # a loaded model never becomes garbage: keep the collector from scanning it again and again
+    channel.send(*channel.pack(Ready(loaded)))
+    child.serve()
+    return None
+
+
+def _guarded(channel: Channel[ToChild], part: Callable[[], int | None]) -> int | None:
+    """Run a part of the child's work: the status that the process must exit with; None: it may go on."""
+    try:
+        return part()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the server is gone
     except BaseException as error:  # supervisor: the state of the model is unknown from here on
@@ -185,4 +244,3 @@ def run(sock: socket.socket) -> int:
         with suppress(OSError):
             channel.send(*channel.pack(Broken(outgoing.error_text(f"{type(error).__name__}: {error}"))))
         return EXIT_BROKEN
-    return 0
