@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -20,7 +19,6 @@ from forebay.wire.openai_request import ChatRequest, SamplingParams
 
 PLAIN: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 HEAD = Head("msg-1", 1_700_000_000, 'mo"del', "rev")
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def parsed(**fields: Any) -> ChatRequest:
@@ -183,6 +181,8 @@ def test_missing_required_field_is_named(name: str) -> None:
 def test_plain_and_streamed_response_fit_the_official_client(
     reason: str, stop: str | None, expected: tuple[str, str | None]
 ) -> None:
+    from anthropic.types import Message, RawMessageStreamEvent  # takes seconds: not while tests are collected
+
     usage = Usage(5, 7, 3)
     whole = Message.model_validate_json(MessagesAnswer(HEAD).whole([Choice("hi", reason, None, stop)], usage))
     assert (whole.id, whole.model, whole.role) == ("msg-1", 'mo"del', "assistant")
@@ -194,8 +194,9 @@ def test_plain_and_streamed_response_fit_the_official_client(
     voice = MessagesAnswer(HEAD)
     data = voice.opening(0) + voice.delta(0, 'a"\n\u2028é') + voice.delta(0, "b")
     stream = events(data + voice.finish(0, reason, stop) + voice.end(usage))
+    kinds: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     for event in stream:
-        EVENT.validate_python(event)
+        kinds.validate_python(event)
     assert [event["type"] for event in stream] == [
         "message_start", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "message_delta", "message_stop",
@@ -215,6 +216,8 @@ def test_resumed_stream_opens_with_the_missing_events() -> None:
 
 
 def test_unknown_cache_usage_is_null() -> None:
+    from anthropic.types import Message  # takes seconds: not while tests are collected
+
     usage = Message.model_validate_json(MessagesAnswer(HEAD).whole([Choice("", "stop")], Usage(5, 7))).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (5, None)
 

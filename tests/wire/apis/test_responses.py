@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.wire.apis.sse import events
 
@@ -19,7 +18,6 @@ from forebay.wire.openai_request import SamplingParams
 
 PLAIN: dict[str, Any] = {"model": "m", "input": "hi"}
 HEAD = Head("resp-1", 1_700_000_000, 'mo"del', "rev")
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WORDS = ["a", "b\n", "é"]
 SCHEMA_FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
 
@@ -168,6 +166,8 @@ def voice() -> ResponsesAnswer:
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
 def test_plain_and_streamed_response_fit_the_official_client(reason: str, status: str) -> None:
+    from openai.types.responses import Response, ResponseStreamEvent  # takes seconds: not while tests are collected
+
     usage, text = Usage(5, 7, 3), 'a"\n\u2028éb'
     body = voice().whole([Choice(text, reason)], usage)
     whole = Response.model_validate_json(body)
@@ -180,8 +180,9 @@ def test_plain_and_streamed_response_fit_the_official_client(reason: str, status
     told = voice()
     data = told.opening(0) + told.delta(0, text[:-1]) + told.delta(0, text[-1])
     stream = events(data + told.finish(0, reason, None) + told.end(usage))
+    kinds: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     for event in stream:
-        EVENT.validate_python(event)
+        kinds.validate_python(event)
     assert [event["type"].removeprefix("response.") for event in stream] == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
         "output_text.delta", "output_text.done", "content_part.done", "output_item.done", status,
