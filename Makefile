@@ -56,9 +56,9 @@ cover: ## run the quick tests and show what of forebay.core no test comes by, li
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
-fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs (10 minutes); finds are kept in .hypothesis
+fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs, and the gateway with events (11 minutes); finds are kept in .hypothesis
 	@scripts/venv dev
-	$(BIN)/pytest tests/fuzz --hypothesis-profile=fuzz --timeout=3600 -o faulthandler_timeout=0
+	$(BIN)/pytest tests/fuzz tests/gateway/machine --hypothesis-profile=fuzz --timeout=3600 -o faulthandler_timeout=0
 
 soak: ## thousands of simulated clusters under faults (about half an hour); a seed that breaks a rule is printed
 	@scripts/venv dev

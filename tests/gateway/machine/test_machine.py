@@ -291,7 +291,8 @@ FAST = settings(
     max_examples=examples(30), stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate]
 )
 """What it finds it does not make smaller, which takes minutes: that the long one does."""
-SLOW = settings(max_examples=400, stateful_step_count=60, deadline=None)
+SLOW = settings(max_examples=min(400, settings().max_examples * 3 // 2), stateful_step_count=60, deadline=None)
+"""The most are tried by `make fuzz`."""
 
 
 class LongMachine(GatewayMachine):
