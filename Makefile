@@ -44,10 +44,13 @@ static:
 compile:
 	@scripts/compiled
 
+# Folders whose tests and what they import have nothing compiled: `quick` has run the very same.
+INTERPRETED := leading registry rollout
+
 compiled: compile
 	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
 	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
-	  tests/modelserver tests/contract/tensor
+	  tests/modelserver tests/contract/tensor $(INTERPRETED:%=--ignore=tests/core/%)
 
 cover: ## run the quick tests and show what of forebay.core no test comes by, line or branch (2 minutes)
 	@scripts/venv dev

@@ -52,3 +52,35 @@ def test_compiled_coroutines_enter_only_what_does_not_wait_when_it_is_left() -> 
         if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) != "asyncio.timeout"
     ]
     assert not problems, f"use what is in modelserver/waiting.py:{list_of(problems)}"
+
+
+def imported(path: Path) -> set[Path]:
+    """The modules of ours that a file imports, at once or later, and what they import."""
+    found, left = {path}, [path]
+    while left:
+        for node in statements(left.pop()):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module), *(f"{node.module}.{each}" for each in names)]
+            for each in (at for name_ in names for at in files(name_)):
+                if each not in found:
+                    found.add(each)
+                    left.append(each)
+    return found
+
+
+def files(module: str) -> list[Path]:
+    """The files of a module of ours and of the packages it is in."""
+    parts = module.split(".")
+    root = ROOT / "src" if parts[0] == "forebay" else ROOT
+    stems = [root.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+    return [path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()]
+
+
+def test_what_the_compiled_run_leaves_out_has_nothing_compiled() -> None:
+    (line,) = [each for each in (ROOT / "Makefile").read_text().splitlines() if each.startswith("INTERPRETED :=")]
+    folders = [ROOT / "tests/core" / folder for folder in line.partition(":=")[2].split()]
+    paths = [path for folder in folders for path in folder.glob("**/*.py")]
+    problems = [f"{name(path)}: {name(each)}" for path in paths for each in sorted(imported(path) & set(compiled()))]
+    assert len(paths) > len(folders)
+    assert not problems, f"take the folder out of INTERPRETED:{list_of(problems)}"
