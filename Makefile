@@ -59,7 +59,7 @@ cover: ## run the quick tests and show what of forebay.core no test comes by, li
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
-fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs, and the gateway with events (11 minutes); finds are kept in .hypothesis
+fuzz: ## feed every reader of bytes from elsewhere with thousands of damaged inputs, and the gateway with events (12 minutes); finds are kept in .hypothesis
 	@scripts/venv dev
 	$(BIN)/pytest tests/fuzz tests/gateway/machine --hypothesis-profile=fuzz --timeout=3600 -o faulthandler_timeout=0
 
