@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from models import BATCH, MODELS, Model
 
-HERE: Final = Path(__file__).parent
-sys.path.append(str(HERE.parent / "gateway"))
-from processes import machine, started  # noqa: E402
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))
+from processes import machine, started
 
+HERE: Final = Path(__file__).parent
 UNDER_WAY: Final = 4 * BATCH
 SHARE: Final = 0.7
 """Open loop: of the throughput that the closed one has found."""
