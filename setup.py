@@ -87,6 +87,7 @@ COMPILED = (
     "net/exchange.py",
     "net/outbox.py",
     "net/owner.py",
+    "net/reading/arriving.py",
     "net/reading/reader.py",
     "net/replica_protocol.py",
     "obs/clock.py",

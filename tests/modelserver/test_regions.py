@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.process.segments import Staging, where
 from forebay.modelserver.regions import REGIONS_MAX, SharedRegions
 from forebay.wire.oip.ports import MemoryKind, Region
 
@@ -136,3 +137,17 @@ def test_unregistered_region_stays_usable_by_requests_in_flight(folder: Path) ->
     (folder / "k").rename(folder / "elsewhere")
     target.put("OUT", b"late")
     assert (folder / "elsewhere").read_bytes()[16:20] == b"late"
+
+
+def test_large_inputs_are_read_into_memory_that_models_can_map(folder: Path) -> None:
+    data = bytes(range(256)) * 2048
+    (folder / "k").write_bytes(bytes(16) + data)
+    regions = SharedRegions(str(folder), Staging())
+    regions.register(region(size=len(data)))
+    view = regions.read("r", 256, len(data) - 256)
+    assert view == data[256:]
+    assert where(view) is not None
+    assert where(regions.read("r", 0, 32)) is None
+    os.truncate(folder / "k", 1000)
+    with pytest.raises(Refused, match="no longer as large as it was registered"):
+        regions.read("r", 0, len(data))

@@ -11,6 +11,7 @@ from typing import Final
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Buffer
+from forebay.modelserver.process.segments import Staging
 from forebay.wire.oip.fields import invalid
 from forebay.wire.oip.ports import MemoryKind, Region
 
@@ -69,13 +70,22 @@ class _Held:
         if self.known.offset + at + size > os.fstat(self._file).st_size:
             raise self._shrunk()
 
-    def read(self, at: int, size: int) -> memoryview:
+    def read(self, at: int, size: int, staging: Staging | None) -> memoryview:
         """A copy of a range."""
         self.check(at, size)
         if size > READ_BYTES_MAX:
             raise invalid(
                 f"an input of {size} bytes in shared memory region '{self.known.name}' is over {READ_BYTES_MAX} bytes"
             )
+        room = staging.take(size) if staging is not None else None
+        if room is not None:
+            done = 0
+            while done < size:
+                count = os.preadv(self._file, [room[done:]], self.known.offset + at + done)
+                if not count:
+                    raise self._shrunk()
+                done += count
+            return room
         parts = []
         while size:
             part = os.pread(self._file, size, self.known.offset + at)  # all of it, unless a signal interrupts
@@ -100,13 +110,14 @@ class _Held:
 class SharedRegions:
     """The registered regions. Implements `wire.oip.ports.Regions`; everything raises `Refused`."""
 
-    def __init__(self, folder: str = FOLDER) -> None:
+    def __init__(self, folder: str = FOLDER, staging: Staging | None = None) -> None:
         self._folder = folder
+        self._staging = staging
         self._known: dict[str, _Held] = {}
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """A copy of the current content."""
-        return self._held(name).read(offset, size)
+        return self._held(name).read(offset, size, self._staging)
 
     def target(self, name: str, offset: int, size: int) -> Target:
         """A destination for an output."""

@@ -20,6 +20,7 @@ from forebay.modelserver.http.front import HttpFront
 from forebay.modelserver.http.options import BODY_BYTES_MAX, FrontOptions
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.ports import IndexEntry
+from forebay.modelserver.process.segments import Staging
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.rpc.front import RpcFront, RpcOptions
 from forebay.modelserver.server import ModelServer
@@ -164,17 +165,27 @@ class _Parts:
             summaries=shown.summaries,
             quantiles=shown.quantiles,
         )
-        regions = SharedRegions()
+        staging = Staging()
+        regions = SharedRegions(staging=staging)
         settings = ServerSettings(self._models, self._traces, logs)
         others = {METRICS: self._handle_metrics, DOCUMENT: _describe}
-        front = HttpFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.front, others=others)
+        front = HttpFront(
+            self._models,
+            regions,
+            settings,
+            tasks=tasks,
+            log=log,
+            options=plan.front,
+            staging=staging,
+            others=others,
+        )
         limits = Limits(
             body_bytes_max=plan.body_bytes_max,
             bodies_bytes_max=plan.bodies_bytes_max,
             idle_timeout_s=IDLE_TIMEOUT_S,
             body_timeout_s=BODY_TIMEOUT_S,
         )
-        self._http = HttpServer(front.handle, limits)
+        self._http = HttpServer(front.handle, limits, place=front.place)
         self._metrics = HttpServer(self._handle_metrics, Limits())
         self._rpc = RpcFront(self._models, regions, settings, tasks=tasks, log=log, options=plan.rpc)
         if plan.gpus_every_s and plan.models.gpus:

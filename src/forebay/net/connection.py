@@ -62,6 +62,7 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._parser = None  # breaks the cycle through the parser's callbacks
         self._exchange = None  # and the one through a request that was being parsed
         self._drop_body()
+        self._intake = None  # and its own
         self._held = None
         self._queue.clear()
         self.owner.closed(self)
@@ -84,6 +85,14 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._feed(data)
         if self._queue or self._refusal is not None:
             self._advance()
+
+    def arrived(self, body: memoryview) -> None:
+        """A body that was read into memory of the handler's choice is complete."""
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.placed = body
+        self._complete(exchange)
+        self._advance()
 
     def pause_writing(self) -> None:
         self._paused = True

@@ -44,6 +44,7 @@ class Exchange:
         "keep_alive",
         "method",
         "on_disconnect",
+        "placed",
         "source",
         "started",
         "target",
@@ -66,6 +67,8 @@ class Exchange:
         self.fields = fields
         """The headers by name; the last one of repeated headers."""
         self.body = b""
+        self.placed: memoryview | None = None
+        """The body, if it was read into memory of the handler's choice; `body` is empty then."""
         self.extra = b""
         """Header lines added to the head of any response."""
         self.http_1_0 = False

@@ -6,6 +6,7 @@ parsed before, byte for byte without the digits of `content-length`, is not pars
 The parser stays authoritative: only heads that it accepted as part of one complete message are cached.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from forebay.core.errors import Code
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 HEAD_BYTES_MAX: Final = 2048
 """Larger heads are always parsed, and so are all heads of a server whose limit is not above this."""
+HEAD_ROOM_BYTES: Final = 8192
 KEPT_MAX: Final = 256
 WRITE_BUFFER_BYTES: Final = 65_536
 """With more unsent data than this, the writer is paused. Set on the transport because TLS would default to 512
@@ -93,6 +95,10 @@ class Heads:
             self._kept[key] = Head(exchange)
 
 
+Place = Callable[[Exchange, int], memoryview | None]
+"""Memory for a large body of that size, asked for when the head is there; None: it becomes the exchange's `body`."""
+
+
 class Common:
     """State shared by all connections of a server. Read many times per request: hence a native class, not a
     protocol."""
@@ -102,14 +108,18 @@ class Common:
         "bodies_bytes",
         "date",
         "draining",
+        "head_room",
         "heads",
         "idle_timeout_s",
         "limits",
         "now",
         "outbox",
+        "place",
     )
 
-    def __init__(self, limits: Limits, alive_for: bytes = b"", outbox: Outbox | None = None) -> None:
+    def __init__(
+        self, limits: Limits, alive_for: bytes = b"", outbox: Outbox | None = None, place: Place | None = None
+    ) -> None:
         self.limits = limits
         self.idle_timeout_s = limits.idle_timeout_s
         self.now = 0.0
@@ -124,6 +134,9 @@ class Common:
         self.alive_for = alive_for
         """Requests with this header get a 102 now and then while they wait; empty: none do."""
         self.outbox = outbox or UNBATCHED
+        self.place = place
+        self.head_room = memoryview(bytearray(HEAD_ROOM_BYTES if place is not None else 0))
+        """Where heads are read to on connections that have brought large bodies."""
         self.heads = Heads(limits.header_bytes_max, limits.body_bytes_max)
 
 

@@ -15,7 +15,7 @@ from forebay.core.model import Limits
 from forebay.net.connection import Connection
 from forebay.net.exchange import Exchange
 from forebay.net.outbox import UNBATCHED, Outbox
-from forebay.net.owner import Common
+from forebay.net.owner import Common, Place
 from forebay.net.reading.refusing import LINE_BYTES, target_in
 from forebay.obs.clock import wall_s
 
@@ -39,7 +39,8 @@ class HttpServer:
 
     `wants_body` is called for requests whose head arrives before their body: if it returns False, the handler gets
     the request without a body, and the connection closes after the response. Requests with the header `alive_for` get
-    a 102 now and then while they wait. Responses are batched with the other writes of `outbox`.
+    a 102 now and then while they wait. Responses are batched with the other writes of `outbox`. Large bodies are read
+    into the memory that `place` gives for them, without further copies.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class HttpServer:
         wants_body: Callable[[Exchange], bool] = lambda _: True,
         alive_for: bytes = b"",
         outbox: Outbox | None = None,
+        place: Place | None = None,
     ) -> None:
-        self.common = Common(limits, alive_for, outbox)
+        self.common = Common(limits, alive_for, outbox, place)
         self.handle = handler
         self.refused = refused
         self.refusal_id: Callable[[Exchange, Code], bytes] = lambda *_: b""

@@ -20,6 +20,7 @@ from forebay.core.serving.values import InferRequest, InferResponse, OnResponse,
 from forebay.modelserver.http.front import HttpFront
 from forebay.modelserver.http.options import BODY_BYTES_MAX, FrontOptions
 from forebay.modelserver.ports import IndexEntry, ModelView
+from forebay.modelserver.process.segments import Staging
 from forebay.net.server import HttpServer
 from forebay.wire.oip.ports import MemoryKind, Region
 
@@ -290,9 +291,16 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
     models, space, switches = FakeModels(), FakeRegions(), FakeSettings()
     async with asyncio.TaskGroup() as tasks:
         front = HttpFront(
-            models, space, switches, tasks=tasks, log=structlog.get_logger(), options=FrontOptions(**options)
+            models,
+            space,
+            switches,
+            tasks=tasks,
+            log=structlog.get_logger(),
+            options=FrontOptions(**options),
+            staging=Staging(),
         )
-        async with serving(front.handle, Limits(body_bytes_max=BODY_BYTES_MAX)) as server, peer(server.port) as line:
+        limits = Limits(body_bytes_max=BODY_BYTES_MAX)
+        async with serving(front.handle, limits, place=front.place) as server, peer(server.port) as line:
             made = Rig(server, models, space, switches, line)
             made.front = front
             yield made
@@ -301,3 +309,19 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
 def json_of(answer: Answer) -> Any:
     """The JSON of an answer."""
     return msgspec.json.decode(answer.body)
+
+
+def fp32(data: Any = None, shape: Any = (4,), name: str = "IN", **parameters: Any) -> dict[str, Any]:
+    """An input."""
+    given: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(shape)}
+    if data is not None:
+        given["data"] = data
+    if parameters:
+        given["parameters"] = parameters
+    return given
+
+
+def parts(answer: Answer) -> tuple[Any, bytes]:
+    """The JSON of an answer and what is behind it."""
+    size = int(answer.headers[b"inference-header-content-length"])
+    return json_of(Answer(0, {}, answer.body[:size])), answer.body[size:]

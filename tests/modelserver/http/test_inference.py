@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from tests.modelserver.http.rig import Rig, json_of, rig
+from tests.modelserver.http.rig import Rig, fp32, json_of, parts, rig
 from tests.net.rig import Answer, peer, post, run, until
 
 from forebay.core.serving.config import Datatype
@@ -29,22 +29,6 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "in a thread":
         monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
         monkeypatch.setattr(inferring, "JSON_AT_ONCE_BYTES_MAX", 0)
-
-
-def fp32(data: Any = None, shape: Any = (4,), name: str = "IN", **parameters: Any) -> dict[str, Any]:
-    """An input."""
-    given: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(shape)}
-    if data is not None:
-        given["data"] = data
-    if parameters:
-        given["parameters"] = parameters
-    return given
-
-
-def parts(answer: Answer) -> tuple[Any, bytes]:
-    """The JSON of an answer and what is behind it."""
-    size = int(answer.headers[b"inference-header-content-length"])
-    return json_of(Answer(0, {}, answer.body[:size])), answer.body[size:]
 
 
 def test_json_response_has_triton_field_order() -> None:

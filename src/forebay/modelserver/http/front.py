@@ -14,6 +14,7 @@ from forebay.modelserver.http.generating import start_generation
 from forebay.modelserver.http.inferring import Inferring
 from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.ports import Models
+from forebay.modelserver.process.segments import Staging
 from forebay.modelserver.tasks.endpoint import PREFIX, TaskFront
 from forebay.modelserver.tasks.table import TASKS
 from forebay.net.exchange import Exchange
@@ -31,7 +32,7 @@ Handler = Callable[[Exchange, Route], None]
 class HttpFront:
     """Handles the exchanges of a server. `tasks` owns long operations: loading and unloading models.
 
-    `others` handle targets outside the protocol.
+    `others` handle targets outside the protocol. `staging`: where large inputs are read to.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class HttpFront:
         tasks: asyncio.TaskGroup,
         log: structlog.stdlib.BoundLogger,
         options: FrontOptions,
+        staging: Staging | None = None,
         others: Mapping[bytes, Callable[[Exchange], None]] = MappingProxyType({}),
     ) -> None:
         self._models = models
@@ -59,7 +61,9 @@ class HttpFront:
             json_output_bytes_max=options.json_output_bytes_max,
             strings_max=options.strings_max,
             forwarded=options.forwarded_headers,
+            staging=staging,
         )
+        self.place = self._infer.place
         self._json_bytes_max = options.json_bytes_max
         self._json_output_bytes_max = options.json_output_bytes_max
         self._of_tasks = TaskFront(models, TASKS, log)

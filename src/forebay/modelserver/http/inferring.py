@@ -14,15 +14,17 @@ from typing import Final, ParamSpec, TypeVar
 import structlog
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import Front, InferRequest, InferResponse
+from forebay.core.serving.values import Buffer, Front, InferRequest, InferResponse
 from forebay.modelserver.http.answering import deadline_of, fail, refuse
 from forebay.modelserver.ports import Models, ModelView
+from forebay.modelserver.process.segments import Staging
 from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.oip.coding import CODINGS, IDENTITY, answer_coding, decoded, encoded
 from forebay.wire.oip.fields import invalid
 from forebay.wire.oip.infer_answer import check_json_size, write_infer
 from forebay.wire.oip.infer_request import (
+    LENGTH_DIGITS_MAX,
     LENGTH_HEADER,
     RESERVED,
     RESERVED_PREFIX,
@@ -66,6 +68,7 @@ class Inferring:
         json_output_bytes_max: int,
         strings_max: int,
         forwarded: re.Pattern[str] | None,
+        staging: Staging | None = None,
     ) -> None:
         self.models = models
         self._memory = memory
@@ -77,7 +80,15 @@ class Inferring:
         """Bytes of outputs that are being written as JSON or wait for it."""
         self._strings_max = strings_max
         self._forwarded = forwarded
+        self._staging = staging
         self._apart = asyncio.Lock()
+
+    def place(self, exchange: Exchange, size: int) -> memoryview | None:
+        """Memory for the body of a request with binary tensors, from where the model's process can read them."""
+        length = exchange.header(_LENGTH_FIELD)
+        if self._staging is None or length is None or exchange.header(b"content-encoding") is not None:
+            return None
+        return self._staging.take(size, int(length) if length.isdigit() and len(length) <= LENGTH_DIGITS_MAX else 0)
 
     def start(self, exchange: Exchange, asked: Route) -> None:
         """Read a request and submit it to the models. Raises `Refused`."""
@@ -86,18 +97,18 @@ class Inferring:
         if view.config.decoupled:
             raise Refused(Kind.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy")
         deadline = deadline_of(exchange)
-        if len(exchange.body) > UNPACKED_AT_ONCE_BYTES_MAX and _reads_long(exchange):
+        if len(_body(exchange)) > UNPACKED_AT_ONCE_BYTES_MAX and _reads_long(exchange):
             self.tasks.create_task(self._start_later(exchange, asked, view, deadline, came_ns))
         else:
             self._go_on(exchange, self._read(exchange, asked, view), view, deadline, came_ns)
 
     def _read(self, exchange: Exchange, asked: Route, view: ModelView) -> Asked:
         """Read a request. Raises `Refused`."""
-        body = exchange.body
+        body = _body(exchange)
         coding = exchange.header(b"content-encoding")
         if coding is not None:
             try:
-                body = decoded(coding, body, self._json_bytes_max)
+                body = decoded(coding, exchange.body, self._json_bytes_max)
             except Refused:
                 exchange.extra += b"accept-encoding: %b\r\n" % CODINGS
                 raise
@@ -141,10 +152,14 @@ class Inferring:
             return await asyncio.to_thread(work, *given, **named)
 
 
+def _body(exchange: Exchange) -> Buffer:
+    return exchange.body if exchange.placed is None else exchange.placed
+
+
 def _reads_long(exchange: Exchange) -> bool:
     if exchange.header(b"content-encoding") is not None:
         return True
-    size = len(exchange.body)
+    size = len(_body(exchange))
     if size <= JSON_AT_ONCE_BYTES_MAX:
         return False
     length = json_length(exchange.header(_LENGTH_FIELD), size)

@@ -20,6 +20,7 @@ import msgspec
 from forebay.core.serving.values import Buffer
 from forebay.modelserver.process.messages import WITHIN, Head, Part, ToChild, ToServer, packets_with
 from forebay.modelserver.process.segments import (
+    ALIGN,
     Borrowed,
     Pool,
     Root,
@@ -45,8 +46,6 @@ CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 LENGTH_BYTES: Final = 4
 ALIGN_WITHIN: Final = 16
 """Alignment of tensors in a packet, as allocators guarantee."""
-ALIGN: Final = 64
-"""Alignment of tensors in a segment, for vector instructions."""
 LENT_BYTES_MAX: Final = 16 << 20
 """Limit of unread streamed responses: the model blocks before it sends more."""
 LENT_COST_BYTES_MIN: Final = 1 << 10

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import ELEMENT_BYTES, Datatype
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Tensor
-from forebay.modelserver.process.channel import ALIGN, FDS_MAX, Channel, ChannelBroken, Parcel
+from forebay.modelserver.process.channel import FDS_MAX, Channel, ChannelBroken, Parcel
 from forebay.modelserver.process.messages import Ask, Piece, Reply, ToServer
-from forebay.modelserver.process.segments import Segment, where
+from forebay.modelserver.process.segments import ALIGN, Segment, where
 from forebay.modelserver.process.values import Answer, Work
 
 REFER_BYTES_MIN: Final = 16 << 10
-"""A tensor in another child's segment is passed by reference from this size on; smaller ones are copied."""
+"""A tensor that lies in a segment already is passed by reference from this size on; smaller ones are copied."""
 
 _Place = tuple[Segment, int] | None
 
@@ -35,7 +35,7 @@ class _Input:  # not a named tuple: compiled code creates instances of a plain c
         self.tensor = tensor
         self.length = length
         self.place = place
-        """Segment and offset if it already lies in another child's segment."""
+        """Segment and offset if it already lies in one: as another model's output, or as it arrived."""
 
 
 def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatch, Parcel]:
@@ -52,7 +52,7 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatc
             length = data.nbytes if type(data) is memoryview else len(data)
             place = None
             if length >= REFER_BYTES_MIN and type(data) is memoryview:
-                place = _place(data, referred)
+                place = _place(data, tensor.datatype, referred)
             if place is None:
                 size += length + ALIGN
             columns.setdefault(tensor.name, []).append(_Input(index, tensor, length, place))
@@ -162,9 +162,11 @@ def tensors(pieces: Sequence[Piece], parts: Sequence[memoryview]) -> tuple[Tenso
     return tuple(made)
 
 
-def _place(data: memoryview, referred: set[Segment]) -> _Place:
+def _place(data: memoryview, datatype: Datatype, referred: set[Segment]) -> _Place:
     place = where(data)
     if place is None or place[0].fd < 0 or (place[0] not in referred and len(referred) >= FDS_MAX):
+        return None
+    if place[1] % ELEMENT_BYTES.get(datatype, 1):  # clients lay their tensors out as they like
         return None
     referred.add(place[0])
     return place

@@ -5,20 +5,27 @@ returns the lease when the last array or view of it is gone. Only then is the se
 """
 
 import fcntl
+import itertools
 import mmap
 import os
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
+ALIGN: Final = 64
+"""Alignment of tensors in a segment, for vector instructions."""
 SEGMENT_BYTES_MIN: Final = 1 << 16
 SEGMENT_BYTES_MAX: Final = 1 << 36
 KEPT_BYTES_MAX: Final = 256 << 20
 """Unused segments kept for reuse, in total. Sizes are powers of two; untouched pages take no memory."""
+STAGED_BYTES_MIN: Final = 128 << 10
+"""Smaller inputs cost less to copy than to map."""
+STAGED_MAX: Final = 256
+"""Segments for inputs that are in use: each takes a descriptor and a mapping in every process that has read it."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 """Shrinking a segment would crash its readers."""
 
@@ -49,13 +56,14 @@ class Segment:
     def __init__(self, id: int, size: int, fd: int, sharing: Sharing = Sharing.BOTH) -> None:
         self.id = id
         self.size = size
-        self.fd = fd
+        self.fd = -1
         self._private = sharing is Sharing.PRIVATE
         self._leases = 0
         writes = mmap.PROT_WRITE if sharing is not Sharing.READ else 0
         self.map = mmap.mmap(
             fd, size, mmap.MAP_PRIVATE if self._private else mmap.MAP_SHARED, mmap.PROT_READ | writes
         )
+        self.fd = fd  # now it is closed with this
 
     def lease(self) -> None:
         """A reader takes a lease."""
@@ -72,6 +80,8 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    __del__ = close
 
 
 def attach(id: int, size: int, fd: int, sharing: Sharing) -> Segment:
@@ -153,6 +163,45 @@ def root(buffer: mmap.mmap | bytearray, size: int, segment: Segment | None) -> R
     made = Root((size,), np.uint8, buffer)
     made.segment = segment
     return made
+
+
+class _Staged(weakref.ref[Root]):
+    """Notices when nobody refers to staged data any more."""
+
+    __slots__ = ("segment",)
+    segment: Segment
+
+
+class Staging:
+    """Memory for large inputs while they arrive: the models' processes map it, so that they need no copy."""
+
+    def __init__(self) -> None:
+        self._pool = Pool(itertools.count(1))
+        self._used: dict[int, _Staged] = {}
+        """By the id of the segment."""
+        self._over: deque[_Staged] = deque()
+
+    def take(self, size: int, aligned_at: int = 0) -> memoryview | None:
+        """Memory of that size, in use until the last view of it is gone; what lies at `aligned_at` is aligned.
+
+        None: the input is too small or too large for it, or there is none at the moment.
+        """
+        while self._over:  # filled by other threads, too
+            segment = self._over.popleft().segment
+            del self._used[segment.id]
+            self._pool.give_back(segment)
+        if not STAGED_BYTES_MIN <= size <= SEGMENT_BYTES_MAX - ALIGN or len(self._used) >= STAGED_MAX:
+            return None
+        start = -aligned_at % ALIGN
+        try:
+            segment, _ = self._pool.take(start + size)
+        except OSError:  # out of descriptors, or of memory
+            return None
+        made = root(segment.map, start + size, segment)
+        staged = _Staged(made, self._over.append)
+        staged.segment = segment
+        self._used[segment.id] = staged
+        return made.data[start:]
 
 
 def where(view: memoryview) -> tuple[Segment, int] | None:

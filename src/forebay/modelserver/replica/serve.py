@@ -17,6 +17,7 @@ from forebay.modelserver.http.front import HttpFront
 from forebay.modelserver.http.options import FrontOptions
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.ports import Models
+from forebay.modelserver.process.segments import Staging
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.choosing import Choice, choose_model
@@ -81,11 +82,15 @@ async def _run(
     server = ModelServer(options, log)
     aliased = AliasedModel(server, spec.model, choice.model, metrics, spec.replica, strict=options.strict_readiness)
     reporter = Reporter(spec, server, aliased, metrics, __version__)
-    settings, regions = ServerSettings(aliased, TraceSettings(Tracing()), LogSettings()), SharedRegions()
+    staging = Staging()
+    settings, regions = (
+        ServerSettings(aliased, TraceSettings(Tracing()), LogSettings()),
+        SharedRegions(staging=staging),
+    )
     how = FrontOptions(version=__version__, json_bytes_max=spec.limits.body_bytes_max)
-    models = HttpFront(aliased, regions, settings, tasks=tasks, log=log, options=how)
+    models = HttpFront(aliased, regions, settings, tasks=tasks, log=log, options=how, staging=staging)
     front = ReplicaFront(spec, aliased, reporter, models, metrics, tasks=tasks)
-    http = HttpServer(front.handle, spec.limits, refused=front.refused, alive_for=GATEWAY)
+    http = HttpServer(front.handle, spec.limits, refused=front.refused, alive_for=GATEWAY, place=models.place)
     rpc: RpcFront | None = None
     running: asyncio.Task[None] | None = None
     try:

@@ -11,7 +11,8 @@ import httptools
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.net.exchange import Exchange
 from forebay.net.outbox import Sender
-from forebay.net.owner import Owner
+from forebay.net.owner import HEAD_BYTES_MAX, Owner
+from forebay.net.reading.arriving import Intake
 from forebay.net.reading.refusing import SMALL_BODY_BYTES, Stop, head_flaw, target_in
 from forebay.wire import http1
 
@@ -32,9 +33,9 @@ class Reader(Sender):
     """Reads the requests of a connection into `_queue`; `Connection` answers them."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_parser", "_phase", "_priming",
-        "_progress", "_queue", "_raw", "_refusal", "_room", "_since", "_target", "_undecided", "_until", "common",
-        "owner",
+        "_body", "_body_bytes", "_exchange", "_fed", "_fields", "_headers", "_intake", "_parser", "_phase",
+        "_priming", "_progress", "_queue", "_raw", "_refusal", "_room", "_since", "_target", "_undecided", "_until",
+        "common", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
@@ -48,6 +49,7 @@ class Reader(Sender):
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._fields: dict[bytes, bytes] | None = None
         self._body: list[bytes] | None = None
+        self._intake: Intake | None = None
         self._body_bytes = 0
         self._room = 0
         self._exchange: Exchange | None = None
@@ -70,6 +72,28 @@ class Reader(Sender):
                 self._queue.append(known)
                 return
             self._begin()
+            if len(data) > SMALL_BODY_BYTES and self.common.place is not None:
+                data = self._feed_head(data)
+                if not data:
+                    return
+        self._parse(data)
+        if fresh and self._queue:
+            self.common.heads.keep(self._queue[0])
+
+    def _feed_head(self, data: bytes) -> bytes:
+        """Parse the head alone, as the parser copies what it gets of a body. Returns what is still to be parsed."""
+        size = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
+        if size < 4:
+            return data
+        self._parse(data[:size])
+        if self._refusal is not None or self._phase == LINGER or (self._queue and self._phase == BODY):
+            return b""
+        if self._intake is None or self._intake.room is None:
+            return data[size:]
+        self._intake.data_received(memoryview(data)[size:])
+        return b""
+
+    def _parse(self, data: bytes) -> None:
         parser = self._parser
         if parser is None:
             parser = self._parser = httptools.HttpRequestParser(self)
@@ -84,8 +108,6 @@ class Reader(Sender):
             self._parse_failed(error, data)
         else:
             self._after_feed(len(data))
-            if fresh and self._queue:
-                self.common.heads.keep(self._queue[0])
 
     def _after_feed(self, size: int) -> None:
         if self._progress:
@@ -140,8 +162,27 @@ class Reader(Sender):
             self._until = self.common.now + self.common.limits.body_timeout_s
             self._drop_body()
             self._queue.append(exchange)
-        elif not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
+            return
+        if not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self.put(http1.CONTINUE)
+        size = self._room
+        if size and self.common.place is not None and b"transfer-encoding" not in exchange.fields:
+            room = self.common.place(exchange, size)
+            if room is not None:
+                self._read_into(room)
+
+    def _read_into(self, room: memoryview) -> None:
+        """Have the body read into this memory, without the parser."""
+        assert self._body is not None
+        pieces, self._body = self._body, None
+        self._parser = None  # the next request gets another one
+        intake = self._intake
+        if intake is None:
+            intake = self._intake = Intake(cast("Connection", self), self.common.head_room)
+            self.transport.set_protocol(cast(asyncio.BaseProtocol, intake))
+        intake.begin(room)
+        for piece in pieces:
+            intake.data_received(piece)
 
     # --- the parser's callbacks
 
@@ -211,17 +252,20 @@ class Reader(Sender):
         self._progress = True
         if body:
             exchange.body = body[0] if len(body) == 1 else b"".join(body)
-            self._drop_body()
-        self._headers = self._fields = None
-        self._exchange = None
-        self._undecided = False
-        self._phase = IDLE
-        self._queue.append(exchange)
+        self._complete(exchange)
         if len(self._queue) >= self.common.limits.pipelined_max:
             exchange.keep_alive = False  # the client resends the others on another connection
             raise Stop
 
     # --- internal
+
+    def _complete(self, exchange: Exchange) -> None:
+        self._drop_body()
+        self._headers = self._fields = None
+        self._exchange = None
+        self._undecided = False
+        self._phase = IDLE
+        self._queue.append(exchange)
 
     def _begin(self) -> None:
         self._phase = HEAD
@@ -250,6 +294,8 @@ class Reader(Sender):
 
     def _drop_body(self) -> None:
         self._body = None
+        if self._intake is not None:
+            self._intake.room = None
         if self._room:
             self.common.bodies_bytes -= self._room
             self._room = 0

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.values import Buffer
 from forebay.wire.documents import UNREADABLE
 
 INT64_MAX: Final = 2**63 - 1
@@ -42,7 +43,7 @@ def invalid(text: str) -> Refused:
     return Refused(Kind.INVALID_ARGUMENT, text)
 
 
-def load(data: bytes | memoryview | msgspec.Raw) -> Any:
+def load(data: Buffer | msgspec.Raw) -> Any:
     """Parse a JSON document; NaN, Infinity and -Infinity are numbers, as in Triton. Raises `Refused`.
 
     Documents over `ODD_BYTES_MAX` may contain neither of these, nor more than `VALUES_MAX` values.

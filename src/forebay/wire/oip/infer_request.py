@@ -104,7 +104,7 @@ def json_length(header: bytes | None, body_bytes: int) -> int | None:
 def read_infer(
     model: str,
     version: str,
-    body: bytes,
+    body: Buffer,
     json_bytes: int | None,
     memory: Memory,
     *,
@@ -150,7 +150,7 @@ def read_infer(
     return Asked(request, _read_outputs(document.outputs, request, memory), others)
 
 
-def read_raw(config: ModelConfig, version: str, body: bytes) -> Asked:
+def read_raw(config: ModelConfig, version: str, body: Buffer) -> Asked:
     """Parse a request without any JSON: its body is the only input of the model. Raises `Refused`."""
     prefix = tensors.log_prefix("")
     if len(config.inputs) != 1:
@@ -327,7 +327,7 @@ def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
 # --- invalid and unusual documents
 
 
-def _read_document(data: bytes | memoryview) -> Given:
+def _read_document(data: Buffer) -> Given:
     if len(data) > ODD_BYTES_MAX:
         return _read_long(memoryview(data))
     try:

@@ -180,9 +180,9 @@ def pack_strings(values: list[str]) -> bytes:
     return b"".join([part for text in texts for part in (_length.pack(len(text)), text)])
 
 
-def prefixed(data: bytes) -> bytes:
+def prefixed(data: Buffer) -> bytes:
     """One element of BYTES."""
-    return _length.pack(len(data)) + data
+    return _length.pack(len(data)) + bytes(data)
 
 
 def exceeds(text: memoryview, mark: bytes, most: int) -> bool:

@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Buffer, Parameter
 from forebay.engines.tensor.protocol import Array, Request, Response, Rows
-from forebay.modelserver.process.channel import ALIGN, Channel, Parcel
+from forebay.modelserver.process.channel import Channel, Parcel
 from forebay.modelserver.process.child.arrays import BadTensor, tensor_of
 from forebay.modelserver.process.messages import Ask, Piece, Reply, ToChild
+from forebay.modelserver.process.segments import ALIGN
 
 ERROR_CHARS_MAX: Final = 64 << 10
 

@@ -1,0 +1,61 @@
+"""Large tensors that are read into memory that models' processes can map, and bodies that are not."""
+
+import gzip
+import random
+
+import msgspec
+import pytest
+from tests.modelserver.http.rig import fp32, json_of, parts, rig
+from tests.net.rig import run
+
+from forebay.modelserver.http import inferring
+from forebay.modelserver.process.segments import ALIGN, STAGED_BYTES_MIN, where
+
+
+@pytest.fixture(autouse=True, params=["at once", "in a thread"])
+def _where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are read at once, or in a thread, as if they were long."""
+    if request.param == "in a thread":
+        monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
+        monkeypatch.setattr(inferring, "JSON_AT_ONCE_BYTES_MAX", 0)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_large_binary_tensors_are_read_into_memory_that_models_can_map(raw: bool) -> None:
+    data = bytes(range(256)) * 3000
+
+    async def main() -> None:
+        async with rig() as it:
+            document = {
+                "inputs": [fp32(None, [len(data) // 4], binary_data_size=len(data))],
+                "parameters": {"binary_data_output": True},
+            }
+            for _ in range(2):
+                answer = await it.infer("echo", b"" if raw else document, data)
+                assert parts(answer)[1] == data
+            for request in it.models.requests:
+                place = where(memoryview(request.inputs[0].data))
+                assert place is not None
+                assert place[1] % ALIGN == 0
+
+    run(main())
+
+
+def test_large_bodies_of_other_kinds_stay_where_they_are_read() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            numbers = [0.5] * 100_000
+            assert json_of(await it.infer("echo", {"inputs": [fp32(numbers, [100_000])]}))["outputs"]
+            document = {"inputs": [fp32(None, [50_000], binary_data_size=200_000)]}
+            text = msgspec.json.encode({**document, "parameters": {"binary_data_output": True}})
+            packed = gzip.compress(text + random.Random(0).randbytes(200_000))
+            assert len(packed) > STAGED_BYTES_MIN
+            head = {"Inference_Header_Content_Length": str(len(text)), "Content_Encoding": "gzip"}
+            assert (await it.ask("POST", "/v2/models/echo/infer", packed, **head)).status == 200
+            assert [where(memoryview(each.inputs[0].data)) for each in it.models.requests] == [None, None]
+            for length in ("-1", "1000001", "9" * 30):
+                head = {"Inference_Header_Content_Length": length}
+                refused = await it.ask("POST", "/v2/models/echo/infer", bytes(1_000_000), **head)
+                assert "inference header size should be in range (0, 1000000)" in json_of(refused)["error"]
+
+    run(main())
