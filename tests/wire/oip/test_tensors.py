@@ -217,6 +217,11 @@ def test_serialisation_stops_when_the_client_is_gone() -> None:
     assert (caught.value.kind, len(asked)) == (Kind.CANCELLED, 3)
 
 
+def test_signalling_nan_is_written_without_a_warning() -> None:
+    packed = struct.pack("<40I", *[0x7FA0_0001] * 40)
+    assert tensors.unpack("x", Datatype.FP32, packed, 40) == b"[%b]" % b",".join([b"NaN"] * 40)
+
+
 def test_nan_and_infinity_are_written_and_read_like_triton() -> None:
     packed = struct.pack("<4f", math.nan, math.inf, -math.inf, 0.1)
     for times in (1, 30):  # few and many are written in different ways

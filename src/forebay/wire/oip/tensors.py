@@ -355,7 +355,9 @@ def _floats(values: memoryview) -> bytes:
     if len(values) < ARRAY_ELEMENTS_LEAST:
         text = orjson.dumps(values.tolist())
     else:
-        text = orjson.dumps(np.asarray(values).astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is one NaN among others
+            array = np.asarray(values).astype(np.float64)
+        text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"[%b]" % b",".join(map(_number, values.tolist())) if b"null" in text else text
 
 
