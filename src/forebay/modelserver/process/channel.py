@@ -246,7 +246,9 @@ class Channel(Generic[M]):
             parts[0] = self._borrow(root(packet, end - length, None), head.lease)
         for lease, id, size, sharing in head.parts:
             if sharing:
-                self._attached[id] = attach(id, size, fds.pop(0), sharing)
+                segment = self._attached[id] = attach(id, size, fds.pop(0), sharing)
+                if sharing is not Sharing.READ:  # a child passes no segments of others on: its mapping is enough
+                    segment.close()
             segment = self._attached[id]
             parts.append(self._borrow(root(segment.map, segment.size, segment), lease))
         return Received(cast(M, message), parts, fds)

@@ -24,8 +24,8 @@ KEPT_BYTES_MAX: Final = 256 << 20
 """Unused segments kept for reuse, in total. Sizes are powers of two; untouched pages take no memory."""
 STAGED_BYTES_MIN: Final = 128 << 10
 """Smaller inputs cost less to copy than to map."""
-STAGED_MAX: Final = 256
-"""Segments for inputs that are in use: each takes a descriptor and a mapping in every process that has read it."""
+STAGED_MAX: Final = 128
+"""Segments for inputs in use at a time: each takes a descriptor and a mapping in every instance that has read it."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 """Shrinking a segment would crash its readers."""
 
