@@ -18,9 +18,11 @@ COLUMNS: Final = (
 ABOUT: Final = (
     "`encoder` is a transformer of BERT-base's size over 128 tokens (1 KB per request), `image` a ResNet-50 over "
     "pictures in FP32 (602 KB per request); both are TorchScript in FP16, in batches of up to 32. PyTorch alone runs "
-    "full batches of one array, one after the other; batches of two instances overlap. Pictures are limited by one "
-    "process that copies them from the network to the model: a second instance and shared memory help, as do smaller "
-    "inputs. Measured by `python bench/gpu/run.py`, which needs a GPU and is not part of `make bench`."
+    "full batches of one array, one after the other; batches of two instances overlap. Pictures were limited by one "
+    "process that copied them from the network to the model: a second instance and shared memory help, as do smaller "
+    "inputs. Since these figures were measured, models' processes map large inputs where they were read: on two CPU "
+    "cores, a trivial model then gets 1.1 times as many such pictures over HTTP and 1.3 times as many in shared "
+    "memory (there the client and the model's process have the rest). Measured by `python bench/gpu/run.py`, which needs a GPU and is not part of `make bench`."
 )
 
 
