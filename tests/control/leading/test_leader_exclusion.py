@@ -239,6 +239,11 @@ def test_leader_paused_before_acting_is_fenced_when_it_resumes(store: Store, tmp
         assert sorted({*world.done, *world.written}) == [1, 2, 3]
 
 
+def test_lease_of_the_slowest_allowed_clock_is_not_prolonged_by_rounding(store: Store, tmp_path: Path) -> None:
+    turns = [turn(1, 6.0, 1, Action.RENEW), turn(1, 7.5, 4, Action.RENEW), turn(0, LEASE_S, 3, Action.RENEW)]
+    live(store, tmp_path, [1.0, 1 - DRIFT_MAX, 1.0], turns)
+
+
 def test_lease_tolerates_the_slowest_allowed_clock(store: Store, tmp_path: Path) -> None:
     slow, quick = 1 - DRIFT_MAX, 1.0
     turns = [turn(0, 0.0, 3, Action.RENEW), turn(1, LEASE_S + 0.1, 9, Action.ACT), turn(0, 0.0, 3, Action.ACT)]

@@ -22,7 +22,8 @@ ABOUT: Final = (
     "process that copied them from the network to the model: a second instance and shared memory help, as do smaller "
     "inputs. Since these figures were measured, models' processes map large inputs where they were read: on two CPU "
     "cores, a trivial model then gets 1.1 times as many such pictures over HTTP and 1.3 times as many in shared "
-    "memory (there the client and the model's process have the rest). Measured by `python bench/gpu/run.py`, which needs a GPU and is not part of `make bench`."
+    "memory (there the client and the model's process have the rest). Measured by `python bench/gpu/run.py`, which "
+    "needs a GPU and is not part of `make bench`."
 )
 
 

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 DRIFT_MAX: Final = 0.2
 """How much slower than the granter's clock the holder's may run."""
+ROUNDING_S: Final = 1e-6
+"""Sums of times may be rounded up: by a clock as slow as allowed, a lease would seem to last a moment longer."""
 RENEWALS: Final = 4
 """Renewals per lease duration, so that two in a row may fail."""
 LOOKS: Final = 8
@@ -17,7 +19,7 @@ LOOKS: Final = 8
 
 def usable_until(asked_at: float, lease_s: float) -> float:
     """When to stop using a lease requested at `asked_at`, by the holder's clock, seconds."""
-    return asked_at + lease_s * (1.0 - DRIFT_MAX)
+    return asked_at + lease_s * (1.0 - DRIFT_MAX) - ROUNDING_S
 
 
 class ReplicaLease(NamedTuple):
