@@ -9,6 +9,9 @@ from tests.e2e.cluster import CHAT, running
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, born_later, run_folder, stopped, wait_quiet
 from tests.e2e.faults.load import STREAMS, loading
 
+LOAD_S = 180.0
+"""To load a real model beside another one that generates, on a machine that is busy."""
+
 
 def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_path: Path) -> None:
     """What a real model says again may be another text, so only that it is whole is asked for."""
@@ -21,7 +24,7 @@ def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_pat
             with stopped(first["pid"]):
                 await load.until("nothing begins there", lambda: first["id"] not in load.shares(STREAMS))
             os.kill(second["pid"], signal.SIGKILL)
-            await aside("it is back", lambda: born_later(cluster, "chat", second))
+            await aside("it is back", lambda: born_later(cluster, "chat", second), LOAD_S)
         assert load.bad() == []
 
     with running(tmp_path, "e2e-faults-real", [model], processes=GATEWAYS) as cluster:
