@@ -7,10 +7,16 @@ from pathlib import Path
 
 from tests.e2e.cluster import CHAT, running
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, born_later, run_folder, stopped, wait_quiet
-from tests.e2e.faults.load import STREAMS, loading
+from tests.e2e.faults.load import STREAMS, Client, loading
 
 LOAD_S = 180.0
 """To load a real model beside another one that generates, on a machine that is busy."""
+
+
+class Patient(Client):
+    """A client that waits as long for its answer."""
+
+    patience_s = LOAD_S
 
 
 def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_path: Path) -> None:
@@ -20,7 +26,7 @@ def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_pat
     async def main() -> None:
         first, second = cluster.ready_replicas("chat")
         texts: dict[int, str | None] = dict.fromkeys(range(STORIES))
-        async with loading(cluster.gateway_port, "chat", texts) as load:
+        async with loading(cluster.gateway_port, "chat", texts, Patient) as load:
             with stopped(first["pid"]):
                 await load.until("nothing begins there", lambda: first["id"] not in load.shares(STREAMS))
             os.kill(second["pid"], signal.SIGKILL)
