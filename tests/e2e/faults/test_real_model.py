@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.e2e.cluster import CHAT, running
 from tests.e2e.faults.grounds import GATEWAYS, STORIES, aside, born_later, run_folder, stopped, wait_quiet
 from tests.e2e.faults.load import STREAMS, Client, loading
@@ -19,6 +20,7 @@ class Patient(Client):
     patience_s = LOAD_S
 
 
+@pytest.mark.timeout(900)
 def test_real_answers_are_complete_despite_a_stopped_and_a_killed_worker(tmp_path: Path) -> None:
     """What a real model says again may be another text, so only that it is whole is asked for."""
     model = {**CHAT, "replicas": 2}
