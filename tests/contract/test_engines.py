@@ -35,7 +35,7 @@ def _synthetic(task: Task, **settings: int | float) -> Subject:
 
 def _smollm2(name: str, gguf: Path, home: Path, **settings: int | float) -> Subject:
     artifact = prepare(name, gguf, {}, home / "cache", lambda stage, done, total: None)
-    engine = engines.create(name, str(artifact), {"threads": 2, "kv_cache_tokens": 16_384, **settings})
+    engine = engines.create(name, str(artifact), {"threads": 1, "kv_cache_tokens": 16_384, **settings})
     ids = {TEXT: (6403, 1980, 253, 655)}
     return Subject(engine, engine.load(), ids, vocabulary=49_152, virtual_time=False)
 

@@ -41,7 +41,7 @@ CHATS: list[list[dict[str, Any]]] = [
 
 
 def loaded(name: str, artifact: Path, **changes: Any) -> Subject:
-    engine = engines.create(name, str(artifact), {"threads": 2, "kv_cache_tokens": 8192, **changes})
+    engine = engines.create(name, str(artifact), {"threads": 1, "kv_cache_tokens": 8192, **changes})
     return Subject(engine, engine.load(), {}, vocabulary=49_152, virtual_time=False)
 
 
@@ -93,25 +93,32 @@ def agreement(subject: Subject, expected: tuple[list[int], list[bytes]]) -> floa
     return sum(mine == want for (mine, _), want in zip(got, wanted, strict=True)) / len(wanted)
 
 
-def test_top_1_tokens_agree_with_the_f32_reference(either: Subject, expected: tuple[list[int], list[bytes]]) -> None:
-    share = agreement(either, expected)
+@pytest.fixture(scope="module")
+def openvino_agreement(openvino: Subject, expected: tuple[list[int], list[bytes]]) -> float:
+    return agreement(openvino, expected)
+
+
+def test_top_1_tokens_agree_with_the_f32_reference(
+    either: Subject, openvino_agreement: float, expected: tuple[list[int], list[bytes]]
+) -> None:
+    share = openvino_agreement if either.info.engine == "openvino" else agreement(either, expected)
     print(f"{either.info.engine}: top-1 agreement with float32 over {len(expected[1])} tokens: {share:.3f}")
     assert share >= AGREEMENT_MIN
 
 
 def test_openvino_agrees_less_without_the_q4_1_conversion(
-    smollm2_gguf: Path, openvino: Subject, expected: tuple[list[int], list[bytes]]
+    smollm2_gguf: Path, openvino_agreement: float, expected: tuple[list[int], list[bytes]]
 ) -> None:
     with closing(loaded("openvino", smollm2_gguf)) as raw:
         share = agreement(raw, expected)
     print(f"openvino, Q4_1 as it is: top-1 agreement with float32: {share:.3f}")
-    assert share < agreement(openvino, expected)
+    assert share < openvino_agreement
 
 
 def test_openvino_output_equals_the_plain_pipeline(openvino: Subject, converted: Path) -> None:
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 64
-    pipeline = genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", {"INFERENCE_NUM_THREADS": 2})
+    pipeline = genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", {"INFERENCE_NUM_THREADS": 1})
     config = genai.GenerationConfig(max_new_tokens=24, do_sample=False, apply_chat_template=False)
     for prompt in (
         "The capital of France is",
@@ -216,7 +223,7 @@ def test_repeated_prompt_is_read_from_the_prefix_cache(smollm2_gguf: Path) -> No
 
 def test_llamacpp_frees_the_slot_of_a_cancelled_request(smollm2_gguf: Path) -> None:
     with closing(loaded("llamacpp", smollm2_gguf, concurrency=1)) as subject:
-        long = subject.generate(tuple(range(500, 2500)), sampling(max_tokens=5000, ignore_eos=True))
+        long = subject.generate(tuple(range(500, 1100)), sampling(max_tokens=5000, ignore_eos=True))
         subject.step()
         subject.cancel(long)
         outcome = subject.run("The capital of France is", sampling(max_tokens=4))

@@ -248,5 +248,6 @@ def test_identity_matches_only_one_process() -> None:
 
 def test_exit_status_is_described() -> None:
     assert describe(3) == "ended with exit code 3"
+    assert describe(120).endswith("is the disk full?")
     assert describe(-9) == "was killed by signal 9 (SIGKILL)"
     assert describe(-63) == "was killed by signal 63"

@@ -27,7 +27,7 @@ CHECKS = (
     "unsupported_method",
     "allow_header_conformance",
 )
-EXAMPLES_MAX = 15
+EXAMPLES_MAX = 10
 SEED = 1
 """Of the generator: a failure here is a failure elsewhere."""
 

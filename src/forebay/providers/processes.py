@@ -4,8 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
+
+UNWRITTEN: Final = 120
+"""Python's exit code if it could not flush stdout or stderr (see `sys.exit`)."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -68,6 +72,8 @@ def reap(pid: int) -> str | None:
 
 def describe(code: int) -> str:
     """An exit code in words."""
+    if code == UNWRITTEN:
+        return f"ended with exit code {code}: its last output could not be written; is the disk full?"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -23,6 +23,7 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("gateway/results.json", gateway.costs),
     ("gateway/results.json", gateway.goals),
     ("gateway/elsewhere.json", gateway.elsewhere),
+    ("gateway/slow.json", gateway.elsewhere),
     ("gateway/behaviour.json", gateway.behaviour),
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
