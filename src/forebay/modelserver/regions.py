@@ -112,12 +112,12 @@ class SharedRegions:
 
     def __init__(self, folder: str = FOLDER, staging: Staging | None = None) -> None:
         self._folder = folder
-        self._staging = staging
+        self.staging = staging
         self._known: dict[str, _Held] = {}
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """A copy of the current content."""
-        return self._held(name).read(offset, size, self._staging)
+        return self._held(name).read(offset, size, self.staging)
 
     def target(self, name: str, offset: int, size: int) -> Target:
         """A destination for an output."""

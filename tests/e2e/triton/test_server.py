@@ -93,6 +93,26 @@ def test_every_datatype_round_trips_over_both_protocols(served: Served, dtype: s
             assert np.array_equal(result.as_numpy(f"OUT_{datatype}"), given)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "u1", "O"])
+@pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
+def test_large_tensors_of_concurrent_requests_round_trip(served: Served, module: Any, dtype: str) -> None:
+    url = served.http if module is httpclient else served.grpc
+
+    def ask(number: int) -> None:
+        given = np.arange(number, number + 150_001) % 251
+        given = np.array([b"%d" % each for each in given], object) if dtype == "O" else given.astype(dtype)
+        datatype = utils.np_to_triton_dtype(given.dtype)
+        with module.InferenceServerClient(url) as client:
+            tensor = module.InferInput(f"IN_{datatype}", [len(given)], datatype)
+            tensor.set_data_from_numpy(given)
+            for _ in range(3):
+                result = client.infer("types", [tensor], request_id="x" * number)
+                assert np.array_equal(result.as_numpy(f"OUT_{datatype}"), given)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
+
+
 def pair(module: Any) -> tuple[Any, Any, list[Any]]:
     a, b = np.arange(4, dtype="f4").reshape(1, 4), np.ones((1, 4), "f4")
     inputs = [module.InferInput(name, [1, 4], "FP32") for name in ("IN0", "IN1")]

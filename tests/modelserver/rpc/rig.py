@@ -15,6 +15,7 @@ from tests.wire.http2.peer import START
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from forebay.modelserver.process.segments import Staging
 from forebay.modelserver.regions import SharedRegions
 from forebay.modelserver.rpc.front import RpcFront, RpcOptions
 
@@ -58,7 +59,7 @@ class Rig:
 @contextlib.asynccontextmanager
 async def rig(folder: Path, **options: Any) -> AsyncIterator[Rig]:
     """A front on a free port; its shared memory is in a folder."""
-    models, regions = FakeModels(), SharedRegions(str(folder))
+    models, regions = FakeModels(), SharedRegions(str(folder), Staging())
     log = structlog.get_logger()
     async with asyncio.TaskGroup() as tasks:
         front = RpcFront(models, regions, FakeSettings(), tasks=tasks, log=log, options=RpcOptions(**options))

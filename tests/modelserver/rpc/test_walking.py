@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.modelserver.rpc.rig import infer_request, rig
@@ -11,7 +12,8 @@ from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.modelserver.rpc import walking
-from forebay.modelserver.rpc.walking import check_fields
+from forebay.modelserver.rpc.requests import parse
+from forebay.modelserver.rpc.walking import check_fields, raw_begins, split
 from forebay.wire.http2.grpc import BadMessage
 
 TEXT = f"the message has more than {walking.FIELDS_MAX} fields"
@@ -77,3 +79,79 @@ def test_messages_with_too_many_fields_are_rejected(tmp_path: Path) -> None:
             )
 
     run(main())
+
+
+def either_way(data: bytes) -> tuple[Any, list[bytes]] | None:
+    """What a request says with its raw contents taken out before it is parsed, and that it says the same without;
+    None: it is invalid.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walking, "SPLIT_BYTES_MIN", 0)
+        try:
+            whole = pb.ModelInferRequest.FromString(data)
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                parse(data)
+            return None
+        found, raw = parse(data)
+    contents = [bytes(each) for each in raw]
+    assert contents == list(whole.raw_input_contents)
+    whole.ClearField("raw_input_contents")
+    found.ClearField("raw_input_contents")
+    assert found.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
+    return found, contents
+
+
+ODD = (
+    b"\x0a\x01m", b"\x1a\x02id", b"\x2a\x03\x0a\x01x", b"\x32\x03\x0a\x01y", b"\x38\x05", b"\x98\x01\x80\x01",
+    b"\x99\x0112345678", b"\x9d\x011234", b"\x9b\x01\x9c\x01", b"\x3a\x80\x00", b"\x3a\x80", b"\x3a\xff\x01",
+    b"\x02\x00", b"\xba\x80\x80\x80\x80\x80\x80\x80\x80\x00\x00", b"\xba\x80\x80\x80\x10\x00", b"\x9f\x01",
+    b"\x3a\x81\x80\x80\x80\x10x",
+)  # fmt: skip
+"""Other fields, unknown ones, and those that are written in an unusual or an invalid way."""
+short = st.binary(max_size=12).map(lambda body: bytes([len(body)]) + body)
+fields = st.one_of(
+    short.map(lambda body: b"\x3a" + body), short.map(lambda body: b"\xba\x00" + body), st.sampled_from(ODD)
+)
+
+
+@pytest.mark.interpreted
+@given(st.lists(fields, max_size=6).map(b"".join), st.integers(0, 3))
+def test_raw_contents_are_taken_out_of_what_the_parser_accepts(data: bytes, cut: int) -> None:
+    either_way(data[: len(data) - cut])
+
+
+@pytest.mark.interpreted
+@given(small, small, small, small, small)
+def test_raw_contents_of_a_request_are_those_that_were_sent(
+    inputs: int, texts: int, outputs: int, raw: int, parameters: int
+) -> None:
+    found = either_way(message(inputs, texts, outputs, raw, parameters).SerializeToString())
+    assert found is not None
+    assert found[1] == [b"*" * 200] * raw
+
+
+def test_large_raw_contents_are_views_of_the_message() -> None:
+    contents = [bytes([n]) * (walking.SPLIT_BYTES_MIN // 2) for n in (1, 2, 3)]
+    data = pb.ModelInferRequest(model_name="m", raw_input_contents=contents).SerializeToString()
+    rest, raw = split(data)
+    assert pb.ModelInferRequest.FromString(bytes(rest)) == pb.ModelInferRequest(model_name="m")
+    assert [bytes(each) for each in raw] == contents
+    assert all(each.obj is data for each in raw)
+    few = pb.ModelInferRequest(raw_input_contents=[bytes(walking.SPLIT_BYTES_MIN - 10)]).SerializeToString()
+    many = pb.ModelInferRequest(raw_input_contents=[bytes(100)] * 1100).SerializeToString()
+    assert split(few) == (few, [])
+    assert split(many) == (many, [])
+
+
+def test_largest_raw_contents_are_found_from_their_beginning() -> None:
+    one, two = bytes(5_000), bytes(300_000)
+    data = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"small", two, one]).SerializeToString()
+    begin = raw_begins(data[:100], len(data))
+    assert data[begin : begin + len(two)] == two
+    assert data[begin - 4] == walking._RAW
+    assert raw_begins(data[:10], len(data)) == len(
+        b"\x0a\x01m\x3a\x05"
+    )  # of the small ones, where nothing else is seen
+    assert raw_begins(data[:4], len(data)) == 0
+    assert raw_begins(b"", 10) == 0

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from forebay.wire.http2 import grpc
 from forebay.wire.http2.grpc import (
+    PREFIX_BYTES,
     BadMessage,
     Messages,
+    Place,
     answer_head,
     answer_tail,
     escaped,
@@ -24,15 +26,20 @@ from forebay.wire.http2.grpc import (
 )
 
 
-def fed(data: bytes, at: list[int], coding: bytes = b"", most: int = 1000) -> tuple[list[bytes], bool]:
+def fed(
+    data: bytes, at: list[int], coding: bytes = b"", most: int = 1000, place: Place | None = None
+) -> tuple[list[bytes], bool]:
     """The messages of data that is split there, and whether one is not whole."""
-    messages, found = Messages(most), list[bytes]()
+    messages, found = Messages(most, place), list[bytes]()
     cuts = sorted({0, len(data), *(each % (len(data) + 1) for each in at)})
     for first, last in pairwise(cuts):
         messages.feed(
             memoryview(data)[first:last],
-            lambda message, is_packed: found.append(unpacked(message, coding, most) if is_packed else message),
+            lambda message, is_packed: found.append(unpacked(message, coding, most) if is_packed else bytes(message)),
         )
+        done = sum(PREFIX_BYTES + len(each) for each in found)
+        if not coding:  # the prefix of a message that is put elsewhere is not kept
+            assert last - done - messages.size in ({0} if place is None else {0, PREFIX_BYTES})
     return found, messages.waiting
 
 
@@ -48,6 +55,30 @@ def test_messages_round_trip(sent: list[bytes], at: list[int], coding: bytes) ->
     assert fed(data, at, coding) == (sent, False)
     if data:
         assert fed(data[:-1], at, coding) == (sent[:-1], True)
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), max_size=5),
+    st.lists(st.integers(0, 400)),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"gzip"]),
+)
+def test_messages_of_some_sizes_are_put_elsewhere(sent: list[bytes], at: list[int], size: int, coding: bytes) -> None:
+    placed: list[tuple[int, bytes]] = []
+
+    def place(length: int, head: bytes) -> memoryview | None:
+        placed.append((length, head))
+        return memoryview(bytearray(length)) if length >= size else None
+
+    data = b"".join(
+        packed(each, coding) if coding and number % 2 else framed(each) for number, each in enumerate(sent)
+    )
+    assert fed(data, at, coding, place=place) == (sent, False)
+    begun = iter(sent[:: 2 if coding else 1])
+    for length, head in placed:  # once for each that comes in parts, and for no compressed one
+        assert any(len(each) == length and each.startswith(head) for each in begun)
+    if data:
+        assert fed(data[:-1], at, coding, place=place) == (sent[:-1], True)
 
 
 def test_compressed_messages_round_trip() -> None:

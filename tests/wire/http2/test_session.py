@@ -1,6 +1,11 @@
 """An HTTP/2 session: requests and responses, flow control, and everything that ends a stream or the connection."""
 
+import random
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.wire.http2.peer import REQUEST, START, Peer, request, reset, window
 
 from forebay.wire.http2 import frames as h2
@@ -26,6 +31,28 @@ def test_bytes_may_be_split_anywhere() -> None:
     for byte in START + request(1, peer.encoder.encode(REQUEST), b"question"):
         peer.send(bytes((byte,)))
     assert bytes(peer.served[0].data) == b"question"
+
+
+@given(st.lists(st.integers(1, 200_000), max_size=12), st.integers(0, 16_384))
+def test_much_at_once_may_begin_and_end_within_frames(cuts: list[int], last: int) -> None:
+    peer = Peer()
+    question = random.Random(last).randbytes(160_000 + last)
+    data = request(1, peer.encoder.encode(REQUEST), question) + h2.frame(h2.PING, 0, 0, b"12345678")
+    ends = sorted({0, len(data), *(each % len(data) for each in cuts)})
+    for first, end in pairwise(ends):
+        peer.send(data[first:end])
+    assert (bytes(peer.served[0].data), peer.served[0].ended) == (question, True)
+    assert peer.frames()[-1] == (h2.PING, h2.ACK, 0, b"12345678")
+
+
+def test_what_is_wrong_in_much_at_once_ends_the_connection() -> None:
+    for at in (0, 5, 9, 5000):
+        peer = Peer()
+        data = h2.frame(h2.DATA, 0, 1, bytes(h2.FRAME_BYTES_MAX + 1)) + bytes(50_000)
+        peer.send(data[:at])
+        peer.send(data[at:])
+        assert peer.session.over
+        assert b"16385 bytes; 16384 are allowed" in peer.frames()[-1][3]
 
 
 def test_padding_and_priority_are_ignored() -> None:

@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.ports import Models
+from forebay.modelserver.process.segments import STAGED_BYTES_MIN
 from forebay.modelserver.regions import SharedRegions
-from forebay.modelserver.rpc.walking import check_fields
+from forebay.modelserver.rpc.walking import check_fields, raw_begins
 from forebay.wire.http2 import grpc
 from forebay.wire.http2.headers import Header, well_formed, written
 from forebay.wire.http2.session import Session
@@ -94,10 +95,17 @@ class RpcContext:
         async with self.apart:
             return await asyncio.to_thread(grpc.packed, message, coding)
 
-    async def unpack(self, message: bytes, coding: bytes) -> bytes:
+    async def unpack(self, message: bytes | memoryview, coding: bytes) -> bytes:
         """Decompress a message in a thread. Raises `BadMessage`."""
         async with self.apart:
             return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
+
+    def place(self, size: int, head: bytes) -> memoryview | None:
+        """Memory for a request that models' processes can map; its first raw contents are aligned in it."""
+        staging = self.regions.staging
+        if staging is None or size < STAGED_BYTES_MIN:
+            return None
+        return staging.take(size, raw_begins(head, size))
 
     def read(self, headers: Sequence[Header]) -> Head | None:
         """Parse the headers of a call; None: they are malformed."""
@@ -182,6 +190,10 @@ class Call(ABC):
     def on_message(self, message: bytes | memoryview) -> None:
         """Serve the complete request message; may raise anything."""
 
+    def _place(self) -> grpc.Place | None:
+        """Where messages are put; None: wherever."""
+        return None
+
     def on_gone(self) -> None:  # noqa: B027 - most need not do anything
         """The call was cancelled, or has timed out."""
 
@@ -203,7 +215,7 @@ class Call(ABC):
                         raise grpc.too_large(size, self.context.message_bytes_max)
                     self.on_message(data[grpc.PREFIX_BYTES :])
                     return
-                messages = self._messages = grpc.Messages(self.context.message_bytes_max)
+                messages = self._messages = grpc.Messages(self.context.message_bytes_max, self._place())
             self._collect(messages, data, ended)
             if not self.over:
                 self._hold(messages)
@@ -310,7 +322,7 @@ class Unary(Call):
 
     def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
         super().__init__(context, session, stream, head)
-        self._message: bytes | None = None
+        self._message: bytes | memoryview | None = None
         self._packed = False
 
     def _collect(self, messages: grpc.Messages, data: bytes | memoryview, ended: bool) -> None:
@@ -329,12 +341,12 @@ class Unary(Call):
     def _kept_bytes(self) -> int:
         return len(self._message) if self._message is not None else 0
 
-    def _keep(self, message: bytes, packed: bool) -> None:
+    def _keep(self, message: bytes | memoryview, packed: bool) -> None:
         if self._message is not None:
             raise grpc.BadMessage(grpc.UNIMPLEMENTED, "this method takes a single message")
         self._message, self._packed = message, packed
 
-    async def _unpack(self, message: bytes) -> None:
+    async def _unpack(self, message: bytes | memoryview) -> None:
         try:
             data = await self.context.unpack(message, self.head.coding)
             if not self.over:

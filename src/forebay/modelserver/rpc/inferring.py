@@ -1,20 +1,17 @@
 """ModelInfer: one request, one response."""
 
 from time import monotonic_ns
-from typing import Any, Final
-
-from tritonclient.grpc import service_pb2 as pb
+from typing import Final
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferResponse, Ticket
 from forebay.modelserver.rpc.calls import Head, Link, RpcContext, Unary, forward
-from forebay.modelserver.rpc.requests import read_request
+from forebay.modelserver.rpc.requests import parse, read_request
 from forebay.modelserver.rpc.responses import Writer
-from forebay.modelserver.rpc.walking import check_fields
+from forebay.wire.http2.grpc import Place
 from forebay.wire.http2.streams import Stream
 
 _DECOUPLED: Final = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-_read: Final[Any] = pb.ModelInferRequest.FromString
 
 
 class Inference(Unary):
@@ -33,13 +30,12 @@ class Inference(Unary):
     def on_message(self, message: bytes | memoryview) -> None:
         """Submit the request to the models. Raises `Refused`."""
         came_ns = monotonic_ns()
-        check_fields(message)
-        read = _read(message)
+        read, raw = parse(message)
         models = self.context.models
         view = models.view(read.model_name, read.model_version)
         if view.config.decoupled:
             raise Refused(Kind.UNSUPPORTED, _DECOUPLED)
-        asked = read_request(read, view.config, self.context.regions)
+        asked = read_request(read, raw, view.config, self.context.regions)
         head = self.head
         if head.forwarded:
             forward(head, asked.request)
@@ -48,6 +44,9 @@ class Inference(Unary):
         asked.request.front, asked.request.came_ns = Front.GRPC, came_ns
         self._writer = Writer(models, view, asked.wanted)
         self._ticket = models.infer(asked.request, self.on_response)
+
+    def _place(self) -> Place | None:
+        return self.context.place
 
     def on_gone(self) -> None:
         """Cancel the request."""

@@ -48,7 +48,7 @@ class Answers:
         self._request = described.message(f"{package}.{REQUEST}")
         self._response = described.message(f"{package}.{RESPONSE}")
 
-    def answer(self, question: bytes) -> bytes:
+    def answer(self, question: bytes | memoryview) -> bytes:
         """The response to a request. Raises `DecodeError`."""
         asked = self._request.FromString(question)
         answer = self._response(valid_host=asked.host, original_request=asked)
@@ -112,7 +112,7 @@ class Reflecting(Call):
         if ended and messages.waiting:
             raise BadMessage(INTERNAL, "the stream ends within a message")
 
-    def _answer(self, message: bytes, packed: bool) -> None:
+    def _answer(self, message: bytes | memoryview, packed: bool) -> None:
         if self.over:
             return
         if packed:

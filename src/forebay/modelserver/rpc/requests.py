@@ -4,10 +4,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from tritonclient.grpc import service_pb2 as pb
+
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.values import Buffer, InferRequest, Parameter, Tensor
 from forebay.modelserver.regions import SharedRegions, Target
+from forebay.modelserver.rpc.walking import check_fields, split
 from forebay.wire.oip.fields import UINT64_MAX, invalid
 from forebay.wire.oip.infer_request import DIMS_MAX
 from forebay.wire.oip.tensors import LENGTH_BYTES, log_prefix
@@ -56,10 +59,22 @@ class Asked(NamedTuple):
 
 
 _NOTHING: Final[Mapping[str, Wanted]] = {}
+_parse: Final[Any] = pb.ModelInferRequest.FromString
 
 
-def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> Asked:
-    """Parse a ModelInferRequest for a model with that configuration. Raises `Refused`."""
+def parse(message: bytes | memoryview) -> tuple[Any, Sequence[Buffer]]:
+    """A ModelInferRequest, and its raw contents, which are views of `message` if that is large.
+
+    Raises `BadMessage`, and DecodeError of the parser.
+    """
+    rest, raw = split(message)
+    check_fields(rest)
+    found = _parse(rest)
+    return found, raw or found.raw_input_contents
+
+
+def read_request(message: Any, raw: Sequence[Buffer], config: ModelConfig, memory: SharedRegions) -> Asked:
+    """Read a ModelInferRequest and its raw contents for a model with that configuration. Raises `Refused`."""
     request = InferRequest(message.model_name, message.model_version, message.id, ())
     empty_final, drop_oldest = False, None
     if message.parameters:
@@ -75,7 +90,6 @@ def read_request(message: Any, config: ModelConfig, memory: SharedRegions) -> As
             raise _unknown_datatype(name, request.id, config)
         datatypes[name] = datatype
     inputs: list[Tensor] = []
-    raw = message.raw_input_contents
     raw_count, at = len(raw), 0
     for each, (name, datatype) in zip(given, datatypes.items(), strict=True):
         data: Buffer | None = _read_shared(each, request.model, memory) if each.parameters else None

@@ -17,9 +17,8 @@ from tritonclient.grpc import service_pb2 as pb
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferResponse, Ticket
 from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Head, Link, RpcContext, forward
-from forebay.modelserver.rpc.requests import Asked, read_request
+from forebay.modelserver.rpc.requests import Asked, parse, read_request
 from forebay.modelserver.rpc.responses import FINAL, Writer, set_parameters, varint
-from forebay.modelserver.rpc.walking import check_fields
 from forebay.wire.http2.grpc import (
     INTERNAL,
     OK,
@@ -27,6 +26,7 @@ from forebay.wire.http2.grpc import (
     UNAVAILABLE,
     BadMessage,
     Messages,
+    Place,
     answer_head,
     answer_tail,
     framed,
@@ -45,7 +45,6 @@ _DONE: Final = answer_tail(OK)
 _DONE_ALONE: Final = answer_tail(OK, alone=True)
 _ANSWER: Final = b"\x12"
 """Tag of `infer_response` in ModelStreamInferResponse: field 2, length-delimited."""
-_read: Final[Any] = pb.ModelInferRequest.FromString
 
 
 def _final_parameter(final: bool) -> bytes:
@@ -70,7 +69,7 @@ class Streaming(Call):
         self._ordered: deque[_Turn] = deque()
         """Requests to ordinary models, in the order in which their responses must be sent."""
         self._frames: dict[tuple[str, str], Frames] = {}
-        self._backlog: deque[tuple[bytes, bool]] = deque()
+        self._backlog: deque[tuple[bytes | memoryview, bool]] = deque()
         """Requests that wait for decompression, or because too many are in flight. Meanwhile flow control stops the
         client.
         """
@@ -83,7 +82,10 @@ class Streaming(Call):
         """Queue one request."""
         self._keep(bytes(message), False)
 
-    def _keep(self, message: bytes, packed: bool) -> None:
+    def _place(self) -> Place | None:
+        return self.context.place
+
+    def _keep(self, message: bytes | memoryview, packed: bool) -> None:
         self._backlog.append((message, packed))
 
     def _collect(self, messages: Messages, data: bytes | memoryview, ended: bool) -> None:
@@ -145,7 +147,7 @@ class Streaming(Call):
         elif self._draining:
             self.refuse(UNAVAILABLE, DRAINING)
 
-    async def _unpack_first(self, message: bytes) -> None:
+    async def _unpack_first(self, message: bytes | memoryview) -> None:
         try:
             data = await self.context.unpack(message, self.head.coding)
         except Exception as error:  # supervisor: a bug costs one call
@@ -156,11 +158,10 @@ class Streaming(Call):
         self._feeding = False
         self._feed()
 
-    def _start(self, data: bytes) -> None:
+    def _start(self, data: bytes | memoryview) -> None:
         came_ns = monotonic_ns()
         try:
-            check_fields(data)
-            message = _read(data)
+            message, raw = parse(data)
         except (BadMessage, DecodeError) as error:
             self.fail(error)
             return
@@ -172,7 +173,7 @@ class Streaming(Call):
             turn.decoupled = view.config.decoupled
             if not turn.decoupled:
                 self._ordered.append(turn)
-            asked = read_request(message, view.config, self.context.regions)
+            asked = read_request(message, raw, view.config, self.context.regions)
             if self.head.forwarded:
                 forward(self.head, asked.request)
             asked.request.front, asked.request.came_ns = Front.GRPC, came_ns

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.wire.http2.headers import written
 
@@ -22,6 +22,10 @@ UNAVAILABLE: Final = 14
 PREFIX: Final = Struct(">BI")
 """The prefix of a message: whether it is compressed, and its length."""
 PREFIX_BYTES: Final = 5
+HEAD_BYTES_MAX: Final = 4096
+"""How much of a message is looked at to decide where it is put."""
+Place: TypeAlias = Callable[[int, bytes], memoryview | None]
+"""Where a message of so many bytes, which begins like that, is to be put; None: wherever."""
 MESSAGE_BYTES_MAX: Final = 2**31 - 1
 """gRPC's own limit."""
 UNPACKED_BYTES_MAX: Final = 256 * 2**20
@@ -121,28 +125,41 @@ class ReceiveBudget:
 
 
 class Messages:
-    """Reassembles messages from bytes that are split anywhere."""
+    """Reassembles messages from bytes that are split anywhere. `place` is asked about those that come in parts and
+    are not compressed.
+    """
 
-    __slots__ = ("_buffer", "_bytes_max", "count")
+    __slots__ = ("_at", "_buffer", "_bytes_max", "_place", "_placed", "_room", "count")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, place: Place | None = None) -> None:
         self._bytes_max = bytes_max
+        self._place = place
+        self._placed = -1
+        """The last message that `place` was asked about."""
+        self._room: memoryview | None = None
+        """Where the incomplete message is put, without its prefix, which has been filled up to `_at`."""
+        self._at = 0
         self._buffer = bytearray()
+        """The incomplete message otherwise."""
         self.count = 0
         """How many messages have been completed."""
 
     @property
     def size(self) -> int:
         """Bytes of the incomplete message."""
-        return len(self._buffer)
+        return len(self._buffer) + self._at
 
     @property
     def waiting(self) -> bool:
         """Whether a message has begun but not ended."""
-        return bool(self._buffer)
+        return self._room is not None or bool(self._buffer)
 
-    def feed(self, data: bytes | memoryview, take: Callable[[bytes, bool], None]) -> None:
+    def feed(self, data: bytes | memoryview, take: Callable[[bytes | memoryview, bool], None]) -> None:
         """Pass each complete message to `take`, and whether it is compressed. Unusable after a `BadMessage`."""
+        if self._room is not None:
+            data = self._fill(self._room, data, take)
+            if not data:
+                return
         buffer = self._buffer
         buffer += data
         at, size = 0, len(buffer)
@@ -152,6 +169,8 @@ class Messages:
                 raise too_large(length, self._bytes_max)
             end = at + PREFIX_BYTES + length
             if end > size:
+                if not flag and self._find_room(length, at + PREFIX_BYTES):
+                    at = size
                 break
             with memoryview(buffer) as view:
                 message = bytes(view[at + PREFIX_BYTES : end])
@@ -160,8 +179,36 @@ class Messages:
             take(message, flag != 0)
         del buffer[:at]
 
+    def _find_room(self, length: int, at: int) -> bool:
+        """Move a message that begins there in the buffer to where it is to be put, if that is elsewhere."""
+        if self._place is None or self._placed == self.count:
+            return False
+        self._placed = self.count
+        with memoryview(self._buffer) as view:
+            self._room = room = self._place(length, bytes(view[at : at + HEAD_BYTES_MAX]))
+            if room is None:
+                return False
+            self._at = len(view) - at
+            room[: self._at] = view[at:]
+        return True
 
-def unpacked(message: bytes, coding: bytes, bytes_max: int) -> bytes:
+    def _fill(
+        self, room: memoryview, data: bytes | memoryview, take: Callable[[bytes | memoryview, bool], None]
+    ) -> bytes | memoryview:
+        """Put data where the message goes; returns what comes after the message."""
+        at = self._at
+        size = min(len(room) - at, len(data))
+        room[at : at + size] = data[:size]
+        self._at = at + size
+        if self._at == len(room):
+            self._room = None
+            self._at = 0
+            self.count += 1
+            take(room, False)
+        return data[size:]
+
+
+def unpacked(message: bytes | memoryview, coding: bytes, bytes_max: int) -> bytes:
     """Decompress a message. Raises `BadMessage`."""
     if not coding:
         raise BadMessage(INTERNAL, "a message is packed, but grpc-encoding does not say how")

@@ -19,6 +19,8 @@ CONNECTION_WINDOW: Final = 32 * 2**20
 """Bytes that clients may send before we consume them."""
 STREAMS_MAX: Final = 10_000
 """Concurrent streams on a connection; clients limit themselves to fewer."""
+JOINED_BYTES_MAX: Final = 16_384
+"""What comes at once is joined to the beginning of a frame, if it is no more: else only the rest of that frame."""
 _DRAIN_PING: Final = b"goodbye\0"
 
 
@@ -76,18 +78,33 @@ class Session(Generic[H]):
         """Process received bytes, split anywhere."""
         if self.over:
             return
-        if self._rest:
-            data = self._rest + data
+        at, rest = 0, self._rest
         try:
-            at = self._read(data)
+            if rest:
+                at = self._missing(rest, data)
+                if at:
+                    self._read(rest + data[:at], 0)
+                else:
+                    data = rest + data
+            at = self._read(data, at)
             self._rest = data[at:]
             self._noise.check()
         except ProtocolViolation as broken:
             self.end(broken.code, str(broken))
 
-    def _read(self, data: bytes) -> int:
-        """Process all complete frames; returns where the first incomplete one begins."""
-        at, size = 0, len(data)
+    def _missing(self, rest: bytes, data: bytes) -> int:
+        """How much of the data completes the frame that has begun. 0: all is to be joined, as it is little, or too
+        little for that.
+        """
+        if len(data) <= JOINED_BYTES_MAX or not self.started:
+            return 0
+        high, low, _, _, _ = h2.HEAD.unpack((rest + data[: h2.HEAD_BYTES])[: h2.HEAD_BYTES])
+        missing: int = h2.HEAD_BYTES + (high << 16 | low) - len(rest)
+        return missing if missing <= len(data) else 0
+
+    def _read(self, data: bytes, at: int) -> int:
+        """Process all complete frames from there on; returns where the first incomplete one begins."""
+        size = len(data)
         if not self.started:
             at = len(h2.PREFACE)
             if data[:at] != h2.PREFACE[:size]:
