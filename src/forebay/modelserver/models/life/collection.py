@@ -46,6 +46,8 @@ class Collection:
         self._context = context
         self._models: dict[str, Model] = {}
         self._found: dict[str, Found] = {}
+        self._polled: Mapping[str, Found] = {}
+        """What the last poll found: `_found` may have been renewed by the index since."""
         self._found_at = -INDEX_FRESH_S
         self._closing = False
         self._places = asyncio.Semaphore(context.options.loads_max)
@@ -104,6 +106,7 @@ class Collection:
         """Load the models to serve at startup. Returns the error texts of those that failed."""
         options = self._context.options
         await self._scan()
+        self._polled = self._found
         names: Iterable[str] = self._found
         if options.control is Control.EXPLICIT and options.startup != ("*",):
             names = options.startup
@@ -178,8 +181,8 @@ class Collection:
 
     async def poll(self) -> None:
         """Reconcile the served models with the repositories."""
-        before = dict(self._found)
         await self._scan()
+        before, self._polled = self._polled, self._found
         gone = [name for name in self._models if name not in self._found]
         hidden = [name for name in gone if name in before and _is_file_still(before[name])]
         if hidden:

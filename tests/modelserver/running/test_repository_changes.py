@@ -1,0 +1,35 @@
+"""Repositories that change while the server runs: what is loaded, and what the index shows."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import config, serving, tensor, until, write
+
+from forebay.modelserver.models.options import Control
+
+ONE = tensor("IN", [[1.0]])
+TWO = """
+    def answer(self, request):
+        return give(get(request) * 0 + 2)
+"""
+
+
+@pytest.mark.interpreted
+def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, control=Control.POLL, poll_s=0.2) as server:
+            old = server.pids("m")
+            write(tmp_path, "n", config(), TWO)
+            write(tmp_path, "m", config(), TWO)
+            assert "n" in {entry.name for entry in server.index(False)}
+            await until("added", lambda: server.states("n").get("1") == ("READY", ""))
+            await until("changed", lambda: server.pids("m") != old)
+            assert await server.numbers("m", ONE) == [[2.0]]
+
+    asyncio.run(main())
