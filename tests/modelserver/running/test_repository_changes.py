@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from tests.modelserver.models.rig import config, serving, tensor, until, write
 
+from forebay.modelserver.models.life.memory import guessed_bytes
+from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.options import Control
+from forebay.modelserver.repository import read, scan
 
 ONE = tensor("IN", [[1.0]])
 TWO = """
@@ -33,3 +36,13 @@ def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
             assert await server.numbers("m", ONE) == [[2.0]]
 
     asyncio.run(main())
+
+
+def test_files_that_disappear_while_they_are_looked_at_are_no_error(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+    (found,) = scan(tmp_path)
+    described = read(found)
+    before, size = stamps(found, described), guessed_bytes(tmp_path / "m/1")
+    (tmp_path / "m/1/.model.part").symlink_to(tmp_path / "renamed meanwhile")
+    assert stamps(found, described) != before
+    assert guessed_bytes(tmp_path / "m/1") == size

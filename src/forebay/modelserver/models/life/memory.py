@@ -11,6 +11,7 @@ and goes to sleep, and its queued requests wait for it to be woken in the same q
 import asyncio
 import os
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
@@ -405,7 +406,8 @@ def guessed_bytes(folder: Path) -> int:
             looked_at += 1
             if looked_at > FILES_MAX:
                 return total
-            total += (Path(at) / name).stat().st_size
+            with suppress(OSError):  # someone writes to the repository now
+                total += (Path(at) / name).stat().st_size
     return total
 
 

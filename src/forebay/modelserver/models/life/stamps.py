@@ -30,5 +30,9 @@ def _lines(folder: Path) -> Iterator[str]:
     for at, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(each for each in folders if each != "__pycache__")
         for name in sorted(files):
-            status = (Path(at) / name).stat()
-            yield f"{at}/{name} {status.st_size} {status.st_mtime_ns} "
+            try:
+                status = (Path(at) / name).stat()
+            except OSError:  # it has disappeared: someone writes to the repository now
+                yield f"{at}/{name} "
+            else:
+                yield f"{at}/{name} {status.st_size} {status.st_mtime_ns} "
