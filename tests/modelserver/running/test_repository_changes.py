@@ -1,11 +1,13 @@
 """Repositories that change while the server runs: what is loaded, and what the index shows."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.modelserver.models.rig import config, serving, tensor, until, write
 
+from forebay.core.serving.errors import Refused
 from forebay.modelserver.models.life.memory import guessed_bytes
 from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.options import Control
@@ -46,3 +48,29 @@ def test_files_that_disappear_while_they_are_looked_at_are_no_error(tmp_path: Pa
     (tmp_path / "m/1/.model.part").symlink_to(tmp_path / "renamed meanwhile")
     assert stamps(found, described) != before
     assert guessed_bytes(tmp_path / "m/1") == size
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("control", [Control.EXPLICIT, Control.POLL])
+def test_index_omits_unloaded_models_whose_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: Control
+) -> None:
+    monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        async with serving(tmp_path, control=control, startup=("m",), poll_s=0.02) as server:
+            shutil.rmtree(tmp_path / "m")
+            if control is Control.EXPLICIT:
+                assert server.states("m") == {"1": ("READY", "")}
+                await server.unload("m", False)
+            await until("gone", lambda: server.states("m") == {})
+            with pytest.raises(Refused, match="Request for unknown model: 'm' has no available versions"):
+                server.ask("m", ONE)
+            write(tmp_path, "m", config())
+            if control is Control.EXPLICIT:
+                assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
+                await server.load("m", {})
+            await until("back", lambda: server.states("m") == {"1": ("READY", "")})
+
+    asyncio.run(main())

@@ -79,13 +79,13 @@ class Collection:
     def all_ready(self) -> bool:
         """Whether everything that should be served is ready. Models unloaded on request do not count."""
         return all(
-            version.healthy or (version.state is State.UNAVAILABLE and version.reason.startswith(UNLOADED))
-            for model in self._models.values()
-            for version in model.versions
+            version.healthy or _unloaded(version) for model in self._models.values() for version in model.versions
         ) and not any(model.reason and not model.dismissed for model in self._models.values())
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """The repository index: each model and version in the repositories, with its state."""
+        """The repository index: each model and version in the repositories, with its state. Unloaded models without a
+        folder are omitted.
+        """
         if monotonic() - self._found_at >= INDEX_FRESH_S:
             with suppress(OSError):  # fall back to the last scan
                 self._look(self._scanned())
@@ -94,7 +94,9 @@ class Collection:
             model = self._models.get(name)
             versions = model.versions if model is not None else ()
             for version in versions:
-                if not ready_only or version.state is State.READY:
+                if version.state is State.READY or not (
+                    ready_only or (name not in self._found and _unloaded(version))
+                ):
                     entries.append(IndexEntry(name, version.text, version.state, version.reason))
             if versions or ready_only or (name not in self._found and not (model and model.reason)):
                 continue
@@ -382,6 +384,11 @@ class Collection:
     def _users(self, name: str) -> list[str]:
         """The models that have this one as an ensemble step or call it."""
         return [user for user, model in sorted(self._models.items()) if name in _needs(model)]
+
+
+def _unloaded(version: Version) -> bool:
+    """Whether nobody expects it to serve."""
+    return version.state is State.UNAVAILABLE and version.reason.startswith(UNLOADED)
 
 
 def _is_file_still(found: Found) -> bool:
