@@ -1,11 +1,12 @@
 """Repositories that change while the server runs: what is loaded, and what the index shows."""
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import config, serving, tensor, until, write
+from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, until, write
 
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.models.life.memory import guessed_bytes
@@ -72,5 +73,42 @@ def test_index_omits_unloaded_models_whose_folder_is_gone(
                 assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
                 await server.load("m", {})
             await until("back", lambda: server.states("m") == {"1": ("READY", "")})
+
+    asyncio.run(main())
+
+
+def test_ensemble_keeps_its_overridden_configuration_when_a_step_is_reloaded(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(dims="1"))
+    form = f"max_batch_size: 8 {IO.format(dims='1')}"
+    ensemble(tmp_path, "e", [("m", {"IN": "IN"}, {"OUT": "OUT"})], form)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("e",)) as server:
+            document = dict(server.view("e", "").document)
+            await server.load("e", {"config": json.dumps({**document, "max_batch_size": 3})})
+            assert server.view("e", "").config.max_batch == 3
+            write(tmp_path, "m", config(dims="1"), TWO)
+            await server.load("m", {})
+            assert await server.numbers("e", ONE) == [[2.0]]
+            assert server.view("e", "").config.max_batch == 3
+            await server.load("e", {})
+            assert server.view("e", "").config.max_batch == 8
+
+    asyncio.run(main())
+
+
+def test_model_keeps_its_overridden_configuration_when_an_ensemble_of_it_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(dims="1"))
+    form = f"max_batch_size: 3 {IO.format(dims='1')}"
+    ensemble(tmp_path, "e", [("m", {"IN": "IN"}, {"OUT": "OUT"})], form)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            document = dict(server.view("m", "").document)
+            await server.load("m", {"config": json.dumps({**document, "max_batch_size": 3})})
+            pids = server.pids("m")
+            await server.load("e", {})
+            assert server.view("m", "").config.max_batch == 3
+            assert server.pids("m") == pids
 
     asyncio.run(main())

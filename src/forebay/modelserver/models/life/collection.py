@@ -252,7 +252,7 @@ class Collection:
                 failed[name] = refused.text
                 continue
             for need in described[name].config.needs:
-                if need in self._found and need not in wanted:
+                if need in self._found and need not in wanted and not self._overrides(need):
                     wanted[need] = LoadSpec()
                     pending.append(need)
         needs = {
@@ -310,11 +310,17 @@ class Collection:
             except BaseException:
                 described.release()
                 raise
+            model.overridden = spec.override is not None
             return True
 
     def _lacks(self, model: Model, described: Described) -> bool:
         """Whether loading would bring back a version that was unloaded on its own or has failed since."""
         return len(model.ready) < len([v for v in model.versions if v.number in described.versions])
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a model serves a configuration that only another load of its own may replace."""
+        model = self._models.get(name)
+        return model is not None and model.overridden and bool(model.ready)
 
     def _serves(self, name: str) -> bool:
         model = self._models.get(name)
@@ -371,11 +377,11 @@ class Collection:
         return False
 
     async def _renew(self, model: Model, described: Described) -> None:
-        """Reload a model; an ensemble is read again if the repository still has it."""
+        """Reload a model; an ensemble is read again if it was loaded from the repository, which still has it."""
         name = model.name
         fresh = described
         try:
-            if described.config.steps and name in self._found:
+            if described.config.steps and name in self._found and not model.overridden:
                 fresh = await asyncio.to_thread(self._read, name, LoadSpec())
             await model.load(fresh, model.stamp, {})
         except Refused as refused:

@@ -27,6 +27,8 @@ class Model:
         """Loaded for its own sake, not only as a dependency of another model."""
         self.stamp = ""
         """Digest of the files that are served."""
+        self.overridden = False
+        """Its configuration comes from the load request, not from the repository."""
         self.reason = ""
         """Why the model has no versions at all."""
         self.dismissed = False
