@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from forebay.core.serving.errors import Refused
 from forebay.modelserver.models.life.memory import guessed_bytes
 from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.options import Control
-from forebay.modelserver.repository import read, scan
+from forebay.modelserver.repository import named, read, scan
 
 ONE = tensor("IN", [[1.0]])
 TWO = """
@@ -112,3 +113,11 @@ def test_model_keeps_its_overridden_configuration_when_an_ensemble_of_it_is_load
             assert server.pids("m") == pids
 
     asyncio.run(main())
+
+
+def test_files_of_a_load_request_for_which_there_is_no_folder_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(Refused, match="there is no folder for its files: No such file or directory"):
+        read(named("m"), "{}", {"file:1/model.py": b""})

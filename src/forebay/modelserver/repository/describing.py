@@ -181,7 +181,10 @@ def _written(name: str, files: Mapping[str, bytes]) -> "tuple[Found, tempfile.Te
         problems.append(f"{len(contents)} files; at most {FILES_MAX}")
     if problems:
         raise BadModel(name, problems)
-    temporary = tempfile.TemporaryDirectory(prefix="forebay-model-")
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="forebay-model-")
+    except OSError as error:
+        raise BadModel(name, [f"there is no folder for its files: {error.strerror}"]) from None
     folder = Path(temporary.name)
     for path, content in contents.items():
         target = folder / path
