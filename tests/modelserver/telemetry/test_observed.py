@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import resource
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -175,6 +176,54 @@ def test_unwritable_traces_are_counted_as_lost(tmp_path: Path, monkeypatch: pyte
         await ask(models, infer_request())
         await files.flush(traces, last=True)
         assert files.lost == 2
+
+    run(main())
+
+
+def heads(path: Path) -> list[Any]:
+    """The requests in a trace file."""
+    return [each for each in json.loads(path.read_bytes()) if "model_name" in each]
+
+
+def test_trace_file_is_valid_json_on_a_full_disk_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+
+    async def main() -> None:
+        models, files, traces, _ = observed_models(TimedModels(), Tracing(("TIMESTAMPS",), 1, file=str(path)))
+        await ask(models, infer_request())
+        await files.flush(traces, last=False)
+        before = path.read_bytes()
+        await ask(models, infer_request())
+        room = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with structlog.testing.capture_logs() as logs:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, room[1]))
+            try:
+                await files.flush(traces, last=False)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        assert [each["event"] for each in logs] == ["traces cannot be written"]
+        assert (path.read_bytes(), files.lost) == (before, 1)
+        await ask(models, infer_request())
+        await files.flush(traces, last=False)
+        assert len(heads(path)) == 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["moved", "emptied"])
+def test_trace_file_that_was_moved_away_or_emptied_is_begun_anew(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "t"
+
+    async def main() -> None:
+        models, files, traces, _ = observed_models(TimedModels(), Tracing(("TIMESTAMPS",), 1, file=str(path)))
+        for _ in range(3):
+            await ask(models, infer_request())
+            await files.flush(traces, last=False)
+            assert (len(heads(path)), files.lost) == (1, 0)
+            if way == "moved":
+                path.rename(tmp_path / "kept")
+            else:
+                path.write_bytes(b"")
 
     run(main())
 

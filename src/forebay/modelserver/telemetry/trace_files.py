@@ -1,8 +1,10 @@
 """Trace files: JSON arrays that are valid at any time."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -81,7 +83,7 @@ class TraceFiles:
                 if batch.numbered:
                     number = self._numbers.get(batch.path, 0)
                     self._numbers[batch.path] = number + 1
-                    Path(f"{batch.path}.{number}").write_bytes(b"[%b]" % text)
+                    _begin(f"{batch.path}.{number}", text)
                 else:
                     self._append(batch.path, text)
             except OSError as error:
@@ -89,11 +91,37 @@ class TraceFiles:
                 self._log.error("traces cannot be written", file=batch.path, reason=str(error))
 
     def _append(self, path: str, text: bytes) -> None:
-        """Overwrite the closing bracket with the new traces."""
-        if path not in self._begun:
-            Path(path).write_bytes(b"[%b]" % text)
+        """Overwrite the closing bracket with the new traces. Raises OSError; the file is then as before."""
+        if path not in self._begun or not _size_bytes(path):  # someone has moved or emptied it
+            _begin(path, text)
             self._begun.add(path)
             return
-        with Path(path).open("r+b") as file:
-            file.seek(-1, 2)
-            file.write(b",\n%b]" % text)
+        with Path(path).open("r+b", buffering=0) as file:
+            end = file.seek(-1, os.SEEK_END)
+            left = memoryview(b",\n%b]" % text)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(end + 1)  # keeps its last block: the bracket has a place on a full disk, too
+                file.seek(end)
+                file.write(b"]")
+                raise
+
+
+def _begin(path: str, text: bytes) -> None:
+    """Write a new file. Raises OSError; the file is then empty."""
+    try:
+        Path(path).write_bytes(b"[%b]" % text)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, 0)
+        raise
+
+
+def _size_bytes(path: str) -> int:
+    """0 if there is no such file."""
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
