@@ -249,6 +249,27 @@ def test_traces_of_rejected_and_cancelled_requests_are_complete(tmp_path: Path) 
     run(main())
 
 
+def test_requests_whose_data_do_not_fit_their_shapes_are_traced_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    tensors = [
+        Tensor("IN", Datatype.FP32, (1,), b"abc"),
+        Tensor("IN", Datatype.FP32, (1,), bytes(8)),
+        Tensor("IN", Datatype.FP32, (-1,), bytes(4)),
+        Tensor("IN", Datatype.BYTES, (1,), b"abc"),
+    ]
+
+    async def main() -> None:
+        models, files, traces, _ = observed_models(TimedModels(), Tracing(("TENSORS",), 1, file=str(path)))
+        for tensor in tensors:
+            with pytest.raises(Refused):
+                models.infer(InferRequest("none", "", "7", (tensor,)), lambda *_: None)
+        await files.flush(traces, last=True)
+
+    run(main())
+    found = [each["tensor"]["data"] for each in json.loads(path.read_bytes()) if "tensor" in each]
+    assert found == [""] * len(tensors)
+
+
 @pytest.mark.parametrize(
     ("front", "before", "behind"),
     [

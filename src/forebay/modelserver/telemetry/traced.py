@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import ELEMENT_BYTES, Datatype
 from forebay.core.serving.values import Front, InferResponse, Tensor
 from forebay.modelserver.models.running.call import Call
 from forebay.wire.oip import tensors
@@ -48,12 +48,18 @@ def kept(activity: str, given: Sequence[Tensor]) -> list[TracedTensor]:
     return [
         TracedTensor(
             activity,
-            each.copied()
-            if prod(each.shape) <= TRACED_ELEMENTS_MAX
-            else Tensor(each.name, each.datatype, each.shape, b""),
+            each.copied() if _is_small(each) else Tensor(each.name, each.datatype, each.shape, b""),
         )
         for each in given
     ]
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether its elements are traced. Those of an invalid request need not match its shape."""
+    count = prod(tensor.shape)
+    if not 0 <= count <= TRACED_ELEMENTS_MAX:
+        return False
+    return tensor.datatype is Datatype.BYTES or len(tensor.data) == count * ELEMENT_BYTES[tensor.datatype]
 
 
 class Traced(Protocol):
