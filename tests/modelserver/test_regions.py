@@ -1,6 +1,7 @@
 """Shared memory regions of clients: invalid registrations, and regions that change while in use."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,17 @@ def test_large_inputs_are_read_into_memory_that_models_can_map(folder: Path) -> 
     os.truncate(folder / "k", 1000)
     with pytest.raises(Refused, match="no longer as large as it was registered"):
         regions.read("r", 0, len(data))
+
+
+def test_region_in_a_full_folder_is_an_error_that_names_it(folder: Path) -> None:
+    regions = SharedRegions(str(folder))
+    regions.register(region())
+    target = regions.target("r", 0, 32)
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, room[1]))
+    try:
+        with pytest.raises(Refused, match="shared memory region 'r' cannot be written: ") as refused:
+            target.put("OUT", bytes(32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert refused.value.kind is Kind.UNAVAILABLE

@@ -99,8 +99,12 @@ class _Held:
         """Write bytes at an offset."""
         self.check(at, len(data))  # a write beyond the end would grow the memory
         done = 0
-        while done < len(data):
-            done += os.pwrite(self._file, data[done:], self.known.offset + at + done)
+        try:
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:], self.known.offset + at + done)
+        except OSError as error:  # the client has sized it, but the folder is full
+            text = f"shared memory region '{self.known.name}' cannot be written: {error.strerror}"
+            raise Refused(Kind.UNAVAILABLE, text) from None
 
     def _shrunk(self) -> Refused:
         text = f"shared memory region '{self.known.name}' is no longer as large as it was registered"
