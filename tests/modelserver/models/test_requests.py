@@ -49,6 +49,7 @@ BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         {},
         ID + "inference request batch-size must be <= 4 for 'm'",
     ),
+    ((Tensor("IN", Datatype.FP32, (-3, 2, 1), bytes(8)),), {}, ID + "inference request batch-size must be <= 4"),
     (
         (GOOD, bytes_tensor(b"\1\0\0\0a" * 2, (2, 1))),
         {},
@@ -65,6 +66,7 @@ BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         "[request id: 7] inference input 'IN' data-type is 'INT32', but model 'm' expects 'FP32'",
     ),
     ((Tensor("IN", Datatype.FP32, (1, 2, -1), b""),), {}, ID + "All input dimensions should be specified for input"),
+    ((Tensor("IN", Datatype.FP32, (1, -2, -3), bytes(24)),), {}, ID + "All input dimensions should be specified"),
     (
         (tensor("IN", [[[1.0], [2.0], [3.0]]]),),
         {},
@@ -74,6 +76,11 @@ BAD: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         (Tensor("IN", Datatype.FP32, (1, 2, 1), bytes(12)),),
         {},
         ID + "input byte size mismatch for input 'IN' for model 'm'. Expected 8, got 12",
+    ),
+    (
+        (Tensor("IN", Datatype.FP32, (0, 2, 1), bytes(8)),),
+        {},
+        ID + "input byte size mismatch for input 'IN' for model",
     ),
     (
         (GOOD, bytes_tensor(b"\1\0\0")),

@@ -72,6 +72,9 @@ class Contract:
             spec = self._spec(tensor.name)
             self._check_shape(request, tensor, spec)
             self._check_size(request, tensor, tensor.shape if rows else tensor.shape[1:])
+            if not rows and size_bytes(tensor.data):
+                # Triton expects one row here, but no model's process could read it
+                raise self._invalid(request, self._size_text(tensor.name, 0, size_bytes(tensor.data)))
             by_name[tensor.name] = tensor if spec.reshape is None else self._reshaped(tensor, spec)
         if len(by_name) < len(given):
             raise self._invalid(request, f"input given more than once for model '{self._model}'")
@@ -104,21 +107,23 @@ class Contract:
 
     def _rows(self, request: InferRequest) -> int:
         """The batch size, which must be the same for all inputs."""
-        rows = -1
+        rows: int | None = None
         for tensor in request.inputs[::-1]:
             self._spec(tensor.name)
             if not tensor.shape:
                 text = f"input '{tensor.name}' has no shape but model requires batch dimension for '{self._model}'"
                 raise self._invalid(request, text)
-            if rows < 0:
+            if rows is None:
                 rows = tensor.shape[0]
             elif tensor.shape[0] != rows:
                 text = f"input '{tensor.name}' batch size does not match other inputs for '{self._model}'"
                 raise self._invalid(request, text)
-        if rows > self._max_batch:
+        if rows is None:
+            return 1
+        if not 0 <= rows <= self._max_batch:
             text = f"inference request batch-size must be <= {self._max_batch} for '{self._model}'"
             raise self._invalid(request, text)
-        return max(0, rows) if request.inputs else 1
+        return rows
 
     def _check_shape(self, request: InferRequest, tensor: Tensor, spec: TensorSpec) -> None:
         if tensor.datatype != spec.datatype:
@@ -131,7 +136,7 @@ class Contract:
         if shape == spec.dims and VARIABLE not in shape:
             return
         fits = len(shape) == len(spec.dims)
-        if fits and VARIABLE in shape:
+        if fits and min(shape, default=0) < 0:
             text = (
                 f"All input dimensions should be specified for input '{tensor.name}' for model '{self._model}', "
                 f"got {dims_text(tensor.shape)}"
@@ -161,11 +166,11 @@ class Contract:
             return
         expected, found = elements * ELEMENT_BYTES[tensor.datatype], size_bytes(tensor.data)
         if expected != found:
-            text = (
-                f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. "
-                f"Expected {expected}, got {found}"
-            )
-            raise self._invalid(request, text)
+            raise self._invalid(request, self._size_text(tensor.name, expected, found))
+
+    def _size_text(self, name: str, expected: int, found: int) -> str:
+        what = f"input byte size mismatch for input '{name}' for model '{self._model}'"
+        return f"{what}. Expected {expected}, got {found}"
 
     def _reshaped(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         lead = 1 if self._max_batch else 0
