@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import monotonic_ns
 from typing import Final
 
-from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.config import VARIABLE, ModelConfig
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.models.running.call import Call, Phase, Spent
@@ -93,6 +93,7 @@ class Executor:
         self._process = process
         self._resources = resources
         self._reshaped = {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None}
+        """Shapes that the model makes, and those that clients see, by output."""
         self._lead = 1 if config.max_batch else 0
         """Dimensions of a tensor before those that the configuration names: the batch dimension, if there is one."""
         sequences = config.sequences
@@ -199,7 +200,7 @@ class Executor:
                 self._fail(call, answer.error)
             elif answer.reschedule:
                 self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
-            elif problem := self._batch_size_problem(call, answer):
+            elif problem := self._shape_problem(call, answer):
                 self._fail(call, Refused(Kind.INTERNAL, problem))
             else:
                 self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
@@ -228,24 +229,31 @@ class Executor:
 
     def respond(self, call: Call, answer: Answer | None, final: bool, started_ns: int) -> None:
         """A response of a decoupled model, or the end of its responses."""
-        if answer is not None and answer.error is None and (problem := self._batch_size_problem(call, answer)):
+        if answer is not None and answer.error is None and (problem := self._shape_problem(call, answer)):
             answer = Answer(error=Refused(Kind.INTERNAL, problem))
         if self._decoupled:
             self._counts.response(call.responses, started_ns, monotonic_ns(), _outcome(call, answer))
         self._deliver(call, None if answer is None else self.response(call, answer), final)
 
-    def _batch_size_problem(self, call: Call, answer: Answer) -> str:
-        """Why the response is invalid, or empty. As in Triton, decoupled models may return any number of rows."""
+    def _shape_problem(self, call: Call, answer: Answer) -> str:
+        """Why the outputs are invalid, or empty. As in Triton, decoupled models may return any number of rows."""
         given = call.checked.inputs
-        if not self._lead or self._decoupled or not given:
+        # as in Triton, no number of rows is expected for an empty batch
+        rows = given[0].shape[0] if self._lead and given and not self._decoupled else 0
+        if not rows and not self._reshaped:
             return ""
-        rows = given[0].shape[0]
         for tensor in answer.outputs:
             shape = tensor.shape
-            if rows and (not shape or shape[0] != rows):  # as in Triton, nothing is checked for an empty batch
+            if rows and (not shape or shape[0] != rows):
                 return (
                     f"model '{self._model}' gave output '{tensor.name}' as {tensor.datatype} {list(shape)} to a "
                     f"request of batch size {rows}; with max_batch_size that has to be its first dimension"
+                )
+            made = self._reshaped.get(tensor.name)
+            if made is not None and not _fits(shape[self._lead :], made[0]):
+                return (
+                    f"model '{self._model}' gave output '{tensor.name}' as {tensor.datatype} {list(shape)}; its "
+                    f"configuration says {[VARIABLE] * self._lead + list(made[0])}"
                 )
         return ""
 
@@ -279,7 +287,6 @@ class Executor:
         if shapes is None:
             return tensor
         made, configured = shapes
-        assert made is not None
         shape = tensor.shape
         return tensor.shaped(shape[: self._lead] + refilled(shape[self._lead :], made, configured))
 
@@ -303,6 +310,10 @@ class Executor:
                 first.call.respond(kept, its_final)
             if not held[-1][1]:
                 return
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(want in (have, VARIABLE) for have, want in zip(shape, dims, strict=True))
 
 
 def _outcome(call: Call, answer: Answer | None) -> Outcome:
