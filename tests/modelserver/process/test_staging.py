@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,18 @@ def test_tensors_are_aligned_where_the_client_says_that_they_begin() -> None:
         assert place is not None
         assert (place[1] + at) % segments.ALIGN == 0
         del view, place
+
+
+def test_staged_memory_keeps_nothing_of_processes_that_have_ended(tmp_path: Path) -> None:
+    staging = Staging()
+    kept = []
+
+    async def scene() -> None:
+        for _ in range(3):
+            async with started(spec(tmp_path)) as process:
+                await answers(process, staged(staging, 1))
+            gc.collect()
+            kept.append(len(weakref.finalize._registry))  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
+    assert kept == kept[:1] * 3

@@ -65,6 +65,14 @@ class _Lent(NamedTuple):
     cost_bytes: int
 
 
+class _Foreign(NamedTuple):
+    """A segment of another child that the other end knows."""
+
+    id: int
+    end: "weakref.finalize[..., Segment]"
+    """Tells the other end to forget it."""
+
+
 class Parcel:
     """Data of an outgoing packet. Create it with enough room for everything; then `put` or `refer`."""
 
@@ -136,7 +144,7 @@ class Channel(Generic[M]):
         self._pool = Pool(self._numbers)
         self._lent: dict[int, _Lent] = {}
         self._lent_bytes = 0
-        self._foreign: weakref.WeakKeyDictionary[Segment, int] = weakref.WeakKeyDictionary()
+        self._foreign: weakref.WeakKeyDictionary[Segment, _Foreign] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
         self._attached: dict[int, Segment] = {}
         self._borrowed: dict[int, Borrowed] = {}
@@ -162,14 +170,15 @@ class Channel(Generic[M]):
         return parcel.refer(segment, lambda: self._refer(segment, view))
 
     def _refer(self, segment: Segment, view: memoryview) -> Part:
-        id = self._foreign.get(segment)
-        new = id is None
-        if id is None:
-            id = self._foreign[segment] = next(self._numbers)
-            weakref.finalize(segment, self._forgotten.append, id).atexit = False
+        known = self._foreign.get(segment)
+        new = known is None
+        if known is None:
+            id = next(self._numbers)
+            known = self._foreign[segment] = _Foreign(id, weakref.finalize(segment, self._forgotten.append, id))
+            known.end.atexit = False
         lease = next(self._numbers)
         self._lent[lease] = _Lent(None, view, 0)
-        return Part(lease, id, segment.size, Sharing.PRIVATE if new else Sharing.KNOWN)
+        return Part(lease, known.id, segment.size, Sharing.PRIVATE if new else Sharing.KNOWN)
 
     def pack(self, message: ToChild | ToServer, parcel: Parcel | None = None) -> tuple[bytes, list[int]]:
         """Encode a packet, to be sent exactly once, with the descriptors to send along."""
@@ -308,6 +317,9 @@ class Channel(Generic[M]):
             self._lock.notify_all()
             self._pool.close()
         self._lent.clear()
+        for foreign in list(self._foreign.values()):
+            foreign.end.detach()  # such a segment may live as long as the server
+        self._foreign.clear()
         for segment in self._attached.values():
             segment.close()
         self._attached.clear()
