@@ -7,12 +7,16 @@ queued are not counted.
 
 from enum import StrEnum
 from time import monotonic_ns
+from typing import Final
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.models.running.call import Call, Spent
 from forebay.obs.clock import wall_s
+
+RESPONSES_MAX: Final = 10_000
+"""Responses of one request that are counted: each index has an entry for as long as the model is loaded."""
 
 
 class Reason(StrEnum):
@@ -83,6 +87,8 @@ class Counts:
 
     def response(self, index: int, start_ns: int, infer_end_ns: int, outcome: "Outcome") -> None:
         """A decoupled model's response with that index; `start_ns` is when the execution of the request started."""
+        if index >= RESPONSES_MAX:
+            return
         key = str(index)
         entry = self.statistics.responses.get(key)
         if entry is None:
