@@ -3,9 +3,11 @@
 import asyncio
 import importlib
 import json
+import os
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
@@ -79,7 +81,7 @@ class PythonBackend:
             self._configure(changed or config, instance)
             self._model = made()
             if hasattr(self._model, "initialize"):
-                self._model.initialize(_arguments(self._config, self._told, file, instance))
+                _in_model(self._model.initialize, _arguments(self._config, self._told, file, instance))
         except BaseException as error:  # SystemExit too: a model may do anything
             self._forget()
             raise BackendFailed(f"model '{config.name}': {_error_text(error)}") from error
@@ -101,7 +103,7 @@ class PythonBackend:
         try:
             if not hasattr(self._model, "execute"):
                 raise TritonModelException(f"Python model {self._file} does not implement `execute` method.")
-            returned = self._model.execute(served)
+            returned = _in_model(self._model.execute, served)
             if asyncio.iscoroutine(returned):
                 future = self._loop.run(returned)
                 if decoupled and not self._iterative:
@@ -123,7 +125,7 @@ class PythonBackend:
         self._loop.stop()
         try:
             if hasattr(self._model, "finalize"):
-                self._model.finalize()
+                _in_model(self._model.finalize)
         except BaseException as error:  # the model is being closed either way
             triton_api.Logger.log_error(_error_text(error))
         self._forget()
@@ -268,6 +270,25 @@ class _Loop:
         if not self._thread.is_alive():
             self._loop.close()
         self._loop = self._thread = None
+
+
+def _in_model(method: Callable[..., Any], *given: Any) -> Any:
+    """Call the model. A copy of this process that the model forks ends instead of coming back: it must not answer."""
+    process = os.getpid()
+    status = 0
+    try:
+        return method(*given)
+    except SystemExit as error:
+        status = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except BaseException:
+        status = 1
+        if os.getpid() != process:
+            traceback.print_exc()
+        raise
+    finally:
+        if os.getpid() != process:
+            os._exit(status)
 
 
 def _imported(file: Path) -> Any:

@@ -1,0 +1,39 @@
+"""What Python models do to their process: forks, exit handlers, closed files; what cancelled requests are told."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import config, serving, tensor, write
+
+ONE = tensor("IN", [[1.0]])
+
+FORKS = """
+    def answer(self, request):
+        pid = os.fork()
+        if not pid:
+            {end}
+        return give(get(request) * 0 + os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise SystemExit(7)", 7.0),
+        ("raise SystemExit", 0.0),
+        ("raise ValueError('in the copy')", 1.0),
+        ("return give(get(request))", 0.0),
+        ("os._exit(3)", 3.0),
+    ],
+)
+def test_forked_copy_of_a_model_process_ends_where_it_would_answer(tmp_path: Path, end: str, status: float) -> None:
+    write(tmp_path, "m", config(), FORKS.format(end=end))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for _ in range(2):
+                assert await server.numbers("m", ONE) == [[status]]
+            assert server.processes().replaced == 0
+
+    asyncio.run(main())
