@@ -4,7 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import config, serving, tensor, write
+from tests.modelserver.models.rig import config, serving, tensor, until, write
+
+from forebay.core.serving.errors import Refused
 
 ONE = tensor("IN", [[1.0]])
 
@@ -35,5 +37,33 @@ def test_forked_copy_of_a_model_process_ends_where_it_would_answer(tmp_path: Pat
             for _ in range(2):
                 assert await server.numbers("m", ONE) == [[status]]
             assert server.processes().replaced == 0
+
+    asyncio.run(main())
+
+
+LEAVES = """
+    def initialize(self, args):
+        import atexit
+        atexit.register(Path({seen!r}).write_text, "handled")
+        {then}
+    def finalize(self):
+        Path({seen!r}).write_text("finalized")
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ValueError('no weights')"])
+def test_exit_handlers_of_a_model_run_when_its_process_ends(tmp_path: Path, then: str) -> None:
+    seen = tmp_path / "seen"
+    write(tmp_path / "r", "m", config(), LEAVES.format(seen=str(seen), then=then))
+
+    async def main() -> None:
+        async with serving(tmp_path / "r") as server:
+            if then == "pass":
+                await server.load("m", {})
+                await server.unload("m", False)
+            else:
+                with pytest.raises(Refused, match="no weights"):
+                    await server.load("m", {})
+            await until("it ran", lambda: seen.exists() and seen.read_text() == "handled")
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 Binds its life to the parent's, applies its placement, and only then imports the model's libraries.
 """
 
+import atexit
 import ctypes
 import faulthandler
 import io
@@ -36,10 +37,12 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # processes that the model starts must not keep the channel open
     placement.move(sys.argv[3])
+    from forebay.modelserver.process.child.instance import flush
     from forebay.modelserver.process.child.running import run
 
     status = run(sock)
-    sys.stderr.flush()
+    atexit._run_exitfuncs()  # models clean up there, too; the server does not wait for ever
+    flush()
     os._exit(status)  # not sys.exit: some libraries hang in destructors of their threads
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -52,7 +53,7 @@ class Instance:
             pass  # the instance was removed, or the server is gone
         except BaseException:  # supervisor: the server must not be left waiting for this instance
             traceback.print_exc()
-            sys.stderr.flush()
+            flush()
             os._exit(EXIT_BROKEN)
         finally:
             self.channel.close()
@@ -128,6 +129,13 @@ class Instance:
             _leave()
         if not batch.open:
             self._batches.pop(batch.number, None)
+
+
+def flush() -> None:
+    """Write what is still buffered of the model's output, unless it has closed that."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _failed(responses: Sequence[Response | None]) -> bool:

@@ -11,7 +11,6 @@ import gc
 import itertools
 import os
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from forebay.modelserver.process import messages
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import array_of
-from forebay.modelserver.process.child.instance import EXIT_BROKEN, Instance
+from forebay.modelserver.process.child.instance import EXIT_BROKEN, Instance, flush
 from forebay.modelserver.process.messages import (
     Broken,
     Cancel,
@@ -117,7 +116,7 @@ class Child:
             if self._idle.wait(INSTANCE_JOIN_S):
                 return  # the main thread closes the model
             status = _guarded(self._channel, self._close) or 0
-        sys.stderr.flush()
+        flush()
         os._exit(status)
 
     def _handle(self) -> None:
