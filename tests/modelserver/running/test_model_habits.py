@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.modelserver.models.rig import config, serving, tensor, until, write
 
-from forebay.core.serving.errors import Refused
+from forebay.core.serving.errors import Kind, Refused
 
 ONE = tensor("IN", [[1.0]])
 
@@ -65,5 +65,39 @@ def test_exit_handlers_of_a_model_run_when_its_process_ends(tmp_path: Path, then
                 with pytest.raises(Refused, match="no weights"):
                     await server.load("m", {})
             await until("it ran", lambda: seen.exists() and seen.read_text() == "handled")
+
+    asyncio.run(main())
+
+
+CLOSES = """
+    def initialize(self, args):
+        import sys
+        {closes}
+    def answer(self, request):
+        if get(request).item() < 0:
+            raise ValueError("not today")
+        {prints}
+        return give(get(request))
+"""
+
+
+@pytest.mark.parametrize(
+    ("closes", "prints"),
+    [
+        ("sys.stdout.close(), sys.stderr.close()", "pass"),
+        ("sys.stdout = sys.stderr = None", "pass"),
+        ("os.close(1), os.close(2)", "os.write(1, b'one'), os.write(2, b'two')"),
+    ],
+)
+def test_model_that_closes_its_standard_files_is_served(tmp_path: Path, closes: str, prints: str) -> None:
+    write(tmp_path, "m", config(), CLOSES.format(closes=closes, prints=prints))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for _ in range(2):
+                refused = await server.ask("m", tensor("IN", [[-1.0]])).error()
+                assert (refused.kind, "not today" in refused.text) == (Kind.INTERNAL, True)
+                assert await server.numbers("m", ONE) == [[1.0]]
+            assert server.processes().replaced == 0
 
     asyncio.run(main())

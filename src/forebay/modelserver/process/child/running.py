@@ -225,11 +225,21 @@ def _run(channel: Channel[ToChild]) -> int | None:
         text = str(failed) + _pointers(Path(configure.folder))
         channel.send(*channel.pack(Broken(outgoing.error_text(text))))
         return EXIT_BROKEN
+    _keep_standard_files()
     gc.collect()
     gc.freeze()  # a loaded model never becomes garbage: keep the collector from scanning it again and again
     channel.send(*channel.pack(Ready(loaded)))
     child.serve()
     return None
+
+
+def _keep_standard_files() -> None:
+    """Replace those that the model has closed: else sockets would get their numbers, and be printed to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _guarded(channel: Channel[ToChild], part: Callable[[], int | None]) -> int | None:
