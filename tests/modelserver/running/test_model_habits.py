@@ -101,3 +101,34 @@ def test_model_that_closes_its_standard_files_is_served(tmp_path: Path, closes: 
             assert server.processes().replaced == 0
 
     asyncio.run(main())
+
+
+NOTES = """
+    def answer(self, request):
+        value = get(request).item()
+        while value and Path({gate!r}).exists():
+            time.sleep(0.001)
+        with open({seen!r}, "a") as file:
+            file.write(f"{{value}} {{request.is_cancelled()}} ")
+        return give(get(request))
+"""
+
+
+def test_request_cancelled_while_it_waits_in_the_process_is_known_as_cancelled(tmp_path: Path) -> None:
+    gate, seen = tmp_path / "gate", tmp_path / "seen"
+    gate.touch()
+    write(tmp_path / "r", "m", config(max_batch=1), NOTES.format(gate=str(gate), seen=str(seen)))
+
+    async def main() -> None:
+        async with serving(tmp_path / "r", startup=("m",)) as server:
+            version = server.itself._collection.find("m", -1)
+            while not version._runner._executor._short:  # its batches are so fast that it is given them ahead
+                await server.numbers("m", tensor("IN", [[0.0]]))
+            running, ahead = (server.ask("m", tensor("IN", [[value]])) for value in (1.0, 2.0))
+            await until("sent ahead", lambda: version.process.outstanding(0) == 2)
+            ahead.call.cancel()
+            gate.unlink()
+            await running.one()
+            await until("both ran", lambda: seen.read_text().endswith("1.0 False 2.0 True "))
+
+    asyncio.run(main())

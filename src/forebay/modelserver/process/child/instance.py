@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,10 @@ class _Batch:
 
     __slots__ = ("cancelled", "number", "open")
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, size: int, cancelled: set[int]) -> None:
         self.number = number
         self.open = set(range(size))
-        self.cancelled: set[int] = set()
+        self.cancelled = cancelled
 
 
 class Instance:
@@ -43,6 +44,11 @@ class Instance:
         self._backend = backend
         self._declared = declared
         self._batches: dict[int, _Batch] = {}
+        self._latest = 0
+        self._early: dict[int, set[int]] = {}
+        """Cancelled requests of batches that have not begun, by batch."""
+        self._lock = threading.Lock()
+        """Held while a batch begins or a request is cancelled."""
 
     def run(self) -> None:
         """Run batches until the server closes the socket."""
@@ -59,16 +65,19 @@ class Instance:
             self.channel.close()
 
     def cancel(self, batch: int, index: int) -> None:
-        """A request was cancelled. Called in the thread of the control channel."""
-        known = self._batches.get(batch)
-        if known is not None:
-            known.cancelled.add(index)
+        """A request was cancelled, perhaps before its batch began. Called in the thread of the control channel."""
+        with self._lock:
+            known = self._batches.get(batch)
+            if known is not None:
+                known.cancelled.add(index)
+            elif batch > self._latest:
+                self._early.setdefault(batch, set()).add(index)
 
     def _execute(self, received: Received[ToChild]) -> None:
         start_ns = time.monotonic_ns()
         message = received.message
         assert isinstance(message, Execute)
-        batch = self._batches[message.batch] = _Batch(message.batch, len(message.asks))
+        batch = self._begin(message)
         requests: Sequence[Request] = ()
         responses: Sequence[Response | None] = ()
         error = ""
@@ -105,6 +114,13 @@ class Instance:
         self.channel.send(*self.channel.pack(finished, parcel))
         if last:
             _leave()
+
+    def _begin(self, message: Execute) -> _Batch:
+        number = message.batch
+        with self._lock:
+            self._latest = number
+            batch = self._batches[number] = _Batch(number, len(message.asks), self._early.pop(number, set()))
+        return batch
 
     def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
         """Remove the requests that end with the batch."""
