@@ -50,7 +50,10 @@ class Models(Protocol):
         """Statistics of one version, of all versions if `version` is empty, or of all models if `name` is empty."""
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """The repository index."""
+        """The repository index, as of the last `refresh`, load or poll."""
+
+    async def refresh(self) -> None:
+        """Scan the repositories for `index`, unless that was done just now: that takes long if they are large."""
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Load or reload a model; `config` and `file:<version>/<name>` override the repository's files."""

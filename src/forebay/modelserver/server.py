@@ -189,6 +189,10 @@ class ModelServer:
         """The repository index."""
         return self._collection.index(ready_only)
 
+    async def refresh(self) -> None:
+        """Scan the repositories for the index, unless that was done just now."""
+        await self._collection.refresh()
+
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Load or reload a model; `config` and `file:<version>/<name>` override the repository's files."""
         await self._collection.load(name, parameters)

@@ -160,6 +160,9 @@ class FakeModels:
         ready = [IndexEntry("echo", "1", "READY")]
         return ready if ready_only else [*ready, IndexEntry("bad", "2", "UNAVAILABLE", "no file"), IndexEntry("new")]
 
+    async def refresh(self) -> None:
+        """Nothing to scan."""
+
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         await asyncio.sleep(0)
         if name == "bad":

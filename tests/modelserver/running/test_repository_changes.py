@@ -4,6 +4,8 @@ import asyncio
 import json
 import shutil
 import tempfile
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from forebay.core.serving.errors import Refused
 from forebay.modelserver.models.life.memory import guessed_bytes
 from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.options import Control
-from forebay.modelserver.repository import named, read, scan
+from forebay.modelserver.repository import Found, named, read, scan
 
 ONE = tensor("IN", [[1.0]])
 TWO = """
@@ -34,6 +36,7 @@ def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
             old = server.pids("m")
             write(tmp_path, "n", config(), TWO)
             write(tmp_path, "m", config(), TWO)
+            await server.refresh()
             assert "n" in {entry.name for entry in server.index(False)}
             await until("added", lambda: server.states("n").get("1") == ("READY", ""))
             await until("changed", lambda: server.pids("m") != old)
@@ -66,14 +69,44 @@ def test_index_omits_unloaded_models_whose_folder_is_gone(
             if control is Control.EXPLICIT:
                 assert server.states("m") == {"1": ("READY", "")}
                 await server.unload("m", False)
+                await server.refresh()
             await until("gone", lambda: server.states("m") == {})
             with pytest.raises(Refused, match="Request for unknown model: 'm' has no available versions"):
                 server.ask("m", ONE)
             write(tmp_path, "m", config())
             if control is Control.EXPLICIT:
+                await server.refresh()
                 assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
                 await server.load("m", {})
             await until("back", lambda: server.states("m") == {"1": ("READY", "")})
+
+    asyncio.run(main())
+
+
+@pytest.mark.interpreted
+def test_repositories_are_scanned_for_the_index_outside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "m", config())
+    scans: list[int] = []
+
+    def noted(*folders: Path, linked: Sequence[Path]) -> list[Found]:
+        scans.append(threading.get_ident())
+        return scan(*folders, linked=linked)
+
+    monkeypatch.setattr("forebay.modelserver.models.life.collection.scan", noted)
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            await server.refresh()  # the scan of the start is recent
+            server.index(False)
+            assert len(scans) == 1
+            write(tmp_path, "n", config())
+            monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+            await server.refresh()
+            assert [entry.name for entry in server.index(False)] == ["m", "n"]
+            assert len(scans) == 2
+            assert threading.get_ident() not in scans
 
     asyncio.run(main())
 

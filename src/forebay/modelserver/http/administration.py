@@ -30,7 +30,12 @@ class Administration:
 
     def index(self, exchange: Exchange, _: Route) -> None:
         """List the repository index."""
-        found = self._models.index(read_index(exchange.body))
+        self._later(exchange, self._index(exchange, ready_only=read_index(exchange.body)))
+
+    async def _index(self, exchange: Exchange, *, ready_only: bool) -> None:
+        if not ready_only:
+            await self._models.refresh()
+        found = self._models.index(ready_only)
         entries = [documents.index_entry(each.name, each.version, each.state, each.reason) for each in found]
         exchange.respond(200, [http1.JSON], documents.encode(entries))
 

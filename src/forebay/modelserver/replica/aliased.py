@@ -89,6 +89,10 @@ class AliasedModel:
         found = self._server.index(ready_only)
         return [replace(each, name=self.name) for each in found if each.name == self.model]
 
+    async def refresh(self) -> None:
+        """Scan the repository for the index, unless that was done just now."""
+        await self._server.refresh()
+
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Not supported."""
         raise Refused(Kind.UNSUPPORTED, _FIXED)

@@ -82,9 +82,11 @@ class Administration:
 
     # --- the repository
 
-    def repository_index(self, message: Any) -> Any:
+    async def repository_index(self, message: Any) -> Any:
         """List the repository index."""
         _check_repository(message)
+        if not message.ready:
+            await self._models.refresh()
         answer = pb.RepositoryIndexResponse()
         for each in self._models.index(message.ready):
             answer.models.add(name=each.name, version=each.version, state=str(each.state), reason=each.reason)

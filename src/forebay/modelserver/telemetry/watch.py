@@ -63,6 +63,10 @@ class ObservedModels:
         """The repository index."""
         return self._server.index(ready_only)
 
+    async def refresh(self) -> None:
+        """Scan the repositories for the index, unless that was done just now."""
+        await self._server.refresh()
+
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Load or reload a model."""
         await self._server.load(name, parameters)

@@ -26,7 +26,7 @@ FILE: Final = "file:"
 VERSION: Final = "version"
 """Parameter of load and unload requests that names a single version. An extension of ours."""
 INDEX_FRESH_S: Final = 1.0
-"""Listing the index rescans the repositories only if the last scan is older than this."""
+"""The index needs another scan of the repositories only if the last one is older than this."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,9 @@ class Collection:
         self._models: dict[str, Model] = {}
         self._found: dict[str, Found] = {}
         self._polled: Mapping[str, Found] = {}
-        """What the last poll found: `_found` may have been renewed by the index since."""
+        """What the last poll found: `_found` may have been renewed for the index since."""
         self._found_at = -INDEX_FRESH_S
+        self._refreshing = asyncio.Lock()
         self._closing = False
         self._places = asyncio.Semaphore(context.options.loads_max)
 
@@ -83,12 +84,9 @@ class Collection:
         ) and not any(model.reason and not model.dismissed for model in self._models.values())
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """The repository index: each model and version in the repositories, with its state. Unloaded models without a
-        folder are omitted.
+        """The repository index: each model and version found by the last scan, with its state. Unloaded models
+        without a folder are omitted.
         """
-        if monotonic() - self._found_at >= INDEX_FRESH_S:
-            with suppress(OSError):  # fall back to the last scan
-                self._look(self._scanned())
         entries = []
         for name in sorted({*self._found, *self._models}):
             model = self._models.get(name)
@@ -103,6 +101,13 @@ class Collection:
             reason = model.reason if model is not None else "; ".join(self._found[name].problems)
             entries.append(IndexEntry(name, state=State.UNAVAILABLE, reason=reason) if reason else IndexEntry(name))
         return entries
+
+    async def refresh(self) -> None:
+        """Scan the repositories for the index, unless the last scan is recent."""
+        async with self._refreshing:
+            if monotonic() - self._found_at >= INDEX_FRESH_S:
+                with suppress(OSError):  # the last scan counts
+                    await self._scan()
 
     async def start(self) -> list[str]:
         """Load the models to serve at startup. Returns the error texts of those that failed."""
