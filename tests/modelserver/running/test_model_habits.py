@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import config, serving, tensor, until, write
+from tests.modelserver.models.rig import SAME, config, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
 
@@ -65,6 +65,24 @@ def test_exit_handlers_of_a_model_run_when_its_process_ends(tmp_path: Path, then
                 with pytest.raises(Refused, match="no weights"):
                     await server.load("m", {})
             await until("it ran", lambda: seen.exists() and seen.read_text() == "handled")
+
+    asyncio.run(main())
+
+
+WAITS = """
+    def initialize(self, args):
+        import multiprocessing
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+"""
+
+
+def test_exit_handlers_do_not_wait_for_processes_of_the_model(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), WAITS + SAME)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            async with asyncio.timeout(4):  # a process that does not end is killed after 5 s
+                await server.unload("m", False)
 
     asyncio.run(main())
 

@@ -26,6 +26,16 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit("the server is gone")
 
 
+def _run_exit_handlers() -> None:
+    """Run what the model has registered to be run at the end. The server does not wait for ever."""
+    processes = sys.modules.get("multiprocessing")
+    if processes is not None:
+        for each in processes.active_children():
+            if not each.daemon:  # its handler would wait for them; they end with the model
+                each.kill()
+    atexit._run_exitfuncs()
+
+
 def main() -> None:
     """Run until the server stops it or is gone; never returns."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # models print; nothing reads this process's stdout
@@ -41,7 +51,7 @@ def main() -> None:
     from forebay.modelserver.process.child.running import run
 
     status = run(sock)
-    atexit._run_exitfuncs()  # models clean up there, too; the server does not wait for ever
+    _run_exit_handlers()
     flush()
     os._exit(status)  # not sys.exit: some libraries hang in destructors of their threads
 
