@@ -365,3 +365,13 @@ def test_one_of_several_gateways_enforces_its_lease(tmp_path: Path) -> None:
     door.leases.write_bytes(b"[]")
     door.access.look()
     assert door.access.demand().tenants["team"].share.requests == 3
+
+
+def test_leases_of_other_gateways_are_not_read(tmp_path: Path) -> None:
+    door = Door(tmp_path, gateways=4)
+    door.write(RECORD)
+    lease = Lease(door.now, 0.0, int(door.wall // 86_400), {"team": Amounts(3, 1 << 60, 4, 1000)}, {})
+    for leases in ({"gateway-0": lease, "gateway-1": "strange"}, {"gateway-1": lease}):
+        door.leases.write_bytes(msgspec.json.encode(leases))
+        door.access.look()
+        assert door.access.demand().tenants["team"].share.requests == 3

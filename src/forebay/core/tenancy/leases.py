@@ -20,10 +20,10 @@ when known), and by what a killed gateway had handed out since it last saved its
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from forebay.core.tenancy.quota import SLOTS
-from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Demand, Lease, equal_part
+from forebay.core.tenancy.shares import LEASE_S, UNLIMITED, Amounts, Asked, Demand, Lease, equal_part
 
 FLOOR: Final = Amounts(25, 25, 25, 0)
 """Percent of an equal part that every gateway has, whatever the others demand."""
@@ -42,6 +42,21 @@ class _Cell(NamedTuple):
     heard: bool
 
 
+_Known: TypeAlias = tuple[Amounts, Amounts, Asked | None, bool]
+"""Of a tenant at a gateway: the share last given, what is held, its report (None: it sent none), and whether that is
+of today."""
+_Case: TypeAlias = tuple[Amounts, tuple[_Known, ...], tuple[Amounts, ...], tuple[int, ...]]
+"""All that a division depends on: the limits, and what is known, rejected and since when, gateway by gateway."""
+
+
+class _Parts(NamedTuple):
+    """A tenant's limits, divided: what each gateway gets and may hold, and what none of them has used."""
+
+    shares: Sequence[Amounts]
+    held: Sequence[Amounts]
+    left: Amounts
+
+
 def allot(
     limits: Mapping[str, Amounts],
     demands: Mapping[str, Demand],
@@ -57,19 +72,26 @@ def allot(
     the same in every call; `day` counts from the epoch in UTC.
     """
     names = sorted(gateways)
+    reports = [demands.get(name) for name in names]
     shares: dict[str, dict[str, Amounts]] = {name: {} for name in names}
     held: dict[str, dict[str, Amounts]] = {name: {} for name in names}
-    left = {}
+    left: dict[str, Amounts] = {}
+    alike: dict[_Case, _Parts] = {}  # most of thousands of tenants are idle, with the same few limits
     for tenant, limit in sorted(limits.items()):
         part = equal_part(limit, len(names))
-        rows = [_cells(tenant, part, demands.get(name), before.get(name), day=day, now=now) for name in names]
-        refused = [demands[name].refused.get(tenant, _NOTHING) if name in demands else _NOTHING for name in names]
-        lacking_s = [demands[name].lacking_s.get(tenant, 0) if name in demands else 0 for name in names]
-        columns = _divide(limit, part, list(zip(*rows, strict=True)), refused, lacking_s)
-        for name, row in zip(names, zip(*columns, strict=True), strict=True):
-            shares[name][tenant] = Amounts(*(cell.share for cell in row))
-            held[name][tenant] = Amounts(*(cell.held for cell in row))
-        left[tenant] = Amounts(*(max(0, _left(*each)) for each in zip(limit, columns, strict=True)))
+        case: _Case = (
+            limit,
+            tuple([_known(tenant, part, reports[at], before.get(n), day=day, now=now) for at, n in enumerate(names)]),
+            tuple([each.refused.get(tenant, _NOTHING) if each else _NOTHING for each in reports]),
+            tuple([each.lacking_s.get(tenant, 0) if each else 0 for each in reports]),
+        )
+        parts = alike.get(case)
+        if parts is None:
+            parts = alike[case] = _parts(part, *case)
+        for name, share, most in zip(names, parts.shares, parts.held, strict=True):
+            shares[name][tenant] = share
+            held[name][tenant] = most
+        left[tenant] = parts.left
     leases = {}
     for name in names:
         lease, demand = before.get(name), demands.get(name)
@@ -79,27 +101,48 @@ def allot(
     return leases
 
 
-def _cells(
-    tenant: str, part: Amounts, demand: Demand | None, lease: Lease | None, *, day: int, now: float
-) -> list[_Cell]:
-    """What is known of a tenant at a gateway, limit by limit."""
+def _known(tenant: str, part: Amounts, demand: Demand | None, lease: Lease | None, *, day: int, now: float) -> _Known:
+    """What is known of a tenant at a gateway."""
     share = lease.shares.get(tenant, part) if lease else part
     held = lease.held.get(tenant, part) if lease else part
     if lease and lease.day != day:
         share = share._replace(day_tokens=part.day_tokens)
         held = held._replace(day_tokens=part.day_tokens)
-    asked = demand.tenants.get(tenant) if demand else None
     if lease and not demand and now - lease.heard_at > LEASE_S + SLOTS:
         # its lease has expired, and so has the minute after it
         share = share._replace(requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens))
         held = held._replace(requests=min(held.requests, part.requests), tokens=min(held.tokens, part.tokens))
-    if not demand or not asked:
+    asked = demand.tenants.get(tenant) if demand else None
+    return share, held, asked, demand is not None and demand.day == day
+
+
+def _parts(
+    part: Amounts,
+    limit: Amounts,
+    known: Sequence[_Known],
+    refused: Sequence[Amounts],
+    lacking_s: Sequence[int],
+) -> _Parts:
+    """The division of one tenant's limits."""
+    columns = _divide(limit, part, list(zip(*map(_cells, known), strict=True)), refused, lacking_s)
+    rows = list(zip(*columns, strict=True))
+    return _Parts(
+        [Amounts(*[cell.share for cell in row]) for row in rows],
+        [Amounts(*[cell.held for cell in row]) for row in rows],
+        Amounts(*[max(0, _left(*each)) for each in zip(limit, columns, strict=True)]),
+    )
+
+
+def _cells(known: _Known) -> list[_Cell]:
+    """The same, limit by limit."""
+    share, held, asked, today = known
+    if asked is None:
         return [_Cell(given, most, most, 0, False) for given, most in zip(share, held, strict=True)]
     cells = [
         _Cell(given, max(given, goes_by, used), used, wanted, True)
         for given, goes_by, used, wanted in zip(share, *asked, strict=True)
     ]
-    if demand.day != day:
+    if not today:
         cells[_DAY] = _Cell(share.day_tokens, held.day_tokens, held.day_tokens, 0, False)
     return cells
 
@@ -174,7 +217,9 @@ def _left(limit: int, cells: Sequence[_Cell]) -> int:
 def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) -> list[int]:
     """Target shares of the gateways heard: `needs` (which must fit), then the floor, then their demand, the rest
     evenly."""
-    rest = max(0, limit - sum(cell.held for cell in cells if not cell.heard))
+    if limit >= UNLIMITED:
+        return [UNLIMITED] * len(cells)
+    rest = max(0, limit - sum([cell.held for cell in cells if not cell.heard]))
     aims = [need if cell.heard else 0 for need, cell in zip(needs, cells, strict=True)]
     for goals in ([floor] * len(cells), [cell.wanted for cell in cells], [rest] * len(cells)):
         wants = [max(0, goal - aim) if cell.heard else 0 for goal, aim, cell in zip(goals, aims, cells, strict=True)]
@@ -197,6 +242,8 @@ def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell
 
 def _fill(pool: int, wants: Sequence[int]) -> list[int]:
     """Max-min fair division: none gets more than it wants, and the unsatisfied all get the same."""
+    if sum(wants) <= pool:
+        return list(wants)
     given = [0] * len(wants)
     order = sorted(range(len(wants)), key=lambda index: wants[index])
     for served, index in enumerate(order):
