@@ -18,6 +18,7 @@ from forebay.core.resilience import (
     outcome_of,
     pool_pace_s,
     pool_ttft_s,
+    pool_whole_s,
 )
 
 OK, NEUTRAL, FAILED = Outcome
@@ -180,9 +181,9 @@ def noted(breaker: Breaker, ttft_s: float, now: float) -> None:
 
 def judged(pool: list[Breaker], now: float) -> list[bool]:
     replicas = [breaker.brown_out for breaker in pool]
-    ttft_s, pace_s = pool_ttft_s(replicas, now), pool_pace_s(replicas, now)
+    ttft_s, pace_s, whole_s = pool_ttft_s(replicas, now), pool_pace_s(replicas, now), pool_whole_s(replicas, now)
     for replica in replicas:
-        replica.judge(ttft_s, pace_s, now)
+        replica.judge(ttft_s, pace_s, whole_s, now)
     return [breaker.brown_out.active for breaker in pool]
 
 
@@ -216,6 +217,18 @@ def test_slow_decoding_is_a_brown_out_despite_a_fast_first_token(pace_s: float, 
             breaker.brown_out.note_paces([seconds] * 5, now)
         assert judged(pool, now) == [active and now == 5.0, False]
     assert slow.why == (Why.SLOW if active else Why.SOUND)
+    assert judged(pool, 36.0) == [active, False]
+    assert judged(pool, 41.0) == [False, False], "what is long past tells nothing"
+
+
+@pytest.mark.parametrize(("whole_s", "active"), [(0.7, True), (0.59, False), (0.2, False)])
+def test_slow_whole_answers_are_a_brown_out_where_nothing_is_streamed(whole_s: float, active: bool) -> None:
+    slow, quick = pool = [Breaker(LIMITS), Breaker(LIMITS)]
+    for now in (0.0, 5.0):
+        for breaker, seconds in ((slow, whole_s), (quick, 0.2)):
+            for turn in range(8):  # between two freezes it is as quick as any
+                breaker.brown_out.note_whole(seconds if turn % 2 else 0.2, now)
+        assert judged(pool, now) == [active and now == 5.0, False]
     assert judged(pool, 36.0) == [active, False]
     assert judged(pool, 41.0) == [False, False], "what is long past tells nothing"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.admission import LATELY_S, Band, RequestQueue, batch_max, batch_room
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, Split, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, flaw
-from forebay.core.resilience import pool_pace_s, pool_ttft_s
+from forebay.core.resilience import pool_pace_s, pool_ttft_s, pool_whole_s
 from forebay.core.routing import Meter, PrefixIndex, Pricing, ReplicaView, RoutingRequest, Source
 from forebay.core.routing.sessions import SessionHomes
 from forebay.core.routing.speed import Lengths
@@ -176,9 +176,9 @@ class Served:
                 link.breaker.brown_out.note_paces(link.meter.paces_s, now)
                 link.meter.paces_s.clear()
             pool = [link.breaker.brown_out for link in live]
-            ttft_s, pace_s = pool_ttft_s(pool, now), pool_pace_s(pool, now)
+            ttft_s, pace_s, whole_s = pool_ttft_s(pool, now), pool_pace_s(pool, now), pool_whole_s(pool, now)
             for each in pool:
-                each.judge(ttft_s, pace_s, now)
+                each.judge(ttft_s, pace_s, whole_s, now)
             if self.running[BATCH]:
                 about = now - self.urgent_at < LATELY_S
                 for link in live:

@@ -31,13 +31,13 @@ def world() -> Iterator[World]:
         world.close()
 
 
-def ask(world: World, path: bytes, model: str, **headers: str) -> str:
+def ask(world: World, path: bytes, model: str, *, stream: bool = True, **headers: str) -> str:
     """Send a request from a client of its own. Returns its id."""
     client = Client(world.loop, world.server)
     world.clients.append(client)
     id = f"q{len(world.clients)}"
     fields = {"x-request-id": id} | {name.replace("_", "-"): value for name, value in headers.items()}
-    text: dict[str, object] = {"messages": [], "stream": True} if path == CHAT else {"input": "x"}
+    text: dict[str, object] = {"messages": [], "stream": stream} if path == CHAT else {"input": "x"}
     world.loop.act(lambda: world.ask(client, path, {"model": model, **text}, fields))
     return id
 
@@ -216,3 +216,33 @@ def test_aged_batch_request_is_promoted_and_not_preempted(world: World) -> None:
     assert not job.gone
     waiting = world.gateway.served["chat"].waiting
     assert [relay.request_id.decode() for relay in waiting] == [urgent, later, new]
+
+
+@pytest.mark.parametrize(("path", "model"), [(CHAT, "chat"), (EMBED, "embed")])
+def test_replica_whose_whole_answers_are_late_is_called_slow(world: World, path: bytes, model: str) -> None:
+    routes = world.routes[model]
+    world.routes[model] = replace(routes, policy=Policy.ROUND_ROBIN, fallback=(), hedge_after_s=0.0)
+    world.publish()
+    links = world.gateway.served[model].links
+    for _ in range(16):
+        for _ in links:
+            ask(world, path, model, stream=False)
+        for slot, seconds in ((f"{model}-1", 0.1), (f"{model}-0", 0.9)):
+            world.pass_s(seconds)
+            for job in at(world, slot):
+                world.loop.act(job.whole)
+    assert [link.breaker.brown_out.active for link in links] == [True, False]
+
+
+def test_replica_that_loses_to_hedges_is_called_slow(world: World) -> None:
+    world.routes["embed"] = replace(world.routes["embed"], policy=Policy.ROUND_ROBIN, hedge_after_s=0.5)
+    world.publish()
+    links = world.gateway.served["embed"].links
+    for _ in range(32):
+        ask(world, EMBED, "embed")
+        for _ in range(2):
+            for job in at(world, "embed-1"):
+                world.loop.act(job.whole)
+            world.pass_s(0.5)
+    assert world.scheduler.hedges["embed", "won"] >= 5
+    assert [link.breaker.brown_out.active for link in links] == [True, False]

@@ -12,7 +12,7 @@ from forebay.core.resilience.breaker import (
     admissible,
     outcome_of,
 )
-from forebay.core.resilience.brownout import BrownOut, pool_pace_s, pool_ttft_s
+from forebay.core.resilience.brownout import BrownOut, pool_pace_s, pool_ttft_s, pool_whole_s
 from forebay.core.resilience.retries import RetryBudget
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "outcome_of",
     "pool_pace_s",
     "pool_ttft_s",
+    "pool_whole_s",
 ]

@@ -6,6 +6,7 @@ Hedges draw on the retry budget, and are sent only while the queue is empty.
 
 from typing import TYPE_CHECKING, Final
 
+from forebay.core.model import Task
 from forebay.core.resilience import Outcome
 from forebay.core.routing import Route
 from forebay.gateway.requests.relay import Relay
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from forebay.gateway.link import Link
     from forebay.gateway.scheduling.scheduler import Scheduler
 
+_CHAT: Final = Task.CHAT  # looked up once: access to enum members is slow
 HEDGED: Final = "hedged"
 """Outcome of an attempt that was cancelled because the other one won."""
 
@@ -108,8 +110,10 @@ def end_hedge(scheduler: "Scheduler", relay: Relay, won: bool, reason: str, outc
         hedge.swap()
     link = hedge.link
     assert link is not None
-    if won:  # a lower bound: the response would have taken at least this long
-        link.breaker.brown_out.note_ttft(now - hedge.since, now)
+    if won:
+        # of a chat model only token counts are hedged, which say nothing about its answers
+        if reason == HEDGED and relay.served.routes.task is not _CHAT:
+            link.breaker.brown_out.note_whole(now - hedge.since, now)  # it would have taken at least this long
     elif reason != HEDGED:
         relay.tried = (*relay.tried, (link.id, link.generation))
     relay.attempts += (Attempt(link.id, hedge.why, reason, now - hedge.since),)

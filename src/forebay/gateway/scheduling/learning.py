@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.model import Task
-from forebay.core.routing.meter import DECODE_TOKENS_MIN
+from forebay.core.routing.meter import DECODE_TOKENS_MIN, LEAST_SHARE
 from forebay.gateway.records.estimates import learn_answer
+from forebay.gateway.requests.state import WHOLE
 
 if TYPE_CHECKING:
+    from forebay.gateway.link import Link
     from forebay.gateway.requests.relay import Relay
 
 _CHAT: Final = Task.CHAT  # looked up once: access to enum members is slow
@@ -22,7 +24,11 @@ def learn(relay: "Relay", now: float, estimate: int) -> None:
         return
     relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
     learn_answer(relay, output_tokens, now)
-    if charge is None or link is None or relay.resumes or relay.preempted:
+    if link is None or relay.resumes or relay.preempted:
+        return
+    if relay.mode == WHOLE:
+        _compare(relay, link, output_tokens, now)
+    if charge is None:
         return
     if relay.served.routes.task is not _CHAT:  # the answer is complete once the prompt has been processed
         charge.first_token(now, link.load)
@@ -30,3 +36,15 @@ def learn(relay: "Relay", now: float, estimate: int) -> None:
     if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.pace.wants(now):
         pace_s = (now - charge.first_at) / (output_tokens - 1)
         link.pace.learn((charge.running + link.load) / 2, link.places, pace_s, now)
+
+
+def _compare(relay: "Relay", link: "Link", output_tokens: int, now: float) -> None:
+    """Note the time of a whole answer, as that of a typical one, for the comparison with other replicas: a replica
+    that gets long requests, or generates long answers, must not count as slow."""
+    served, charge = relay.served, relay.charge
+    lengths, tokens_per_s = served.lengths, served.pricing.prefill_tokens_per_s
+    tokens = charge.ahead_tokens + charge.tokens if charge is not None else lengths.tokens(relay.prompt_bytes)
+    usual_s = lengths.prompt_tokens / tokens_per_s + lengths.output_tokens * lengths.pace_s
+    own_s = tokens / tokens_per_s + output_tokens * lengths.pace_s
+    seconds = (now - relay.since) * usual_s / max(own_s, LEAST_SHARE * usual_s)
+    link.breaker.brown_out.note_whole(seconds, now)
