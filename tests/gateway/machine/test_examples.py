@@ -12,8 +12,11 @@ from tests.gateway.machine.replicas import Job
 from tests.gateway.machine.watched import LIMITS
 from tests.gateway.machine.world import World
 
-from forebay.core.admission import LATELY_S
-from forebay.core.model import Policy, ReplicaState, Sessions, StandIn, Task
+from forebay.core.admission import LATELY_S, Band
+from forebay.core.model import Condition, Policy, ReplicaState, Sessions, StandIn, Task
+from forebay.gateway.dispatch import fallback
+from forebay.gateway.dispatch.dispatching import condition
+from forebay.gateway.fleet import Served
 
 pytestmark = pytest.mark.interpreted
 
@@ -31,7 +34,7 @@ def world() -> Iterator[World]:
         world.close()
 
 
-def ask(world: World, path: bytes, model: str, *, stream: bool = True, **headers: str) -> str:
+def ask(world: World, path: bytes, model: str, stream: bool = True, /, **headers: str) -> str:
     """Send a request from a client of its own. Returns its id."""
     client = Client(world.loop, world.server)
     world.clients.append(client)
@@ -226,7 +229,7 @@ def test_replica_whose_whole_answers_are_late_is_called_slow(world: World, path:
     links = world.gateway.served[model].links
     for _ in range(16):
         for _ in links:
-            ask(world, path, model, stream=False)
+            ask(world, path, model, False)
         for slot, seconds in ((f"{model}-1", 0.1), (f"{model}-0", 0.9)):
             world.pass_s(seconds)
             for job in at(world, slot):
@@ -246,3 +249,28 @@ def test_replica_that_loses_to_hedges_is_called_slow(world: World) -> None:
             world.pass_s(0.5)
     assert world.scheduler.hedges["embed", "won"] >= 5
     assert [link.breaker.brown_out.active for link in links] == [True, False]
+
+
+@pytest.mark.parametrize("answer", ["allow", "deny"])
+def test_looking_for_fallbacks_does_not_take_longer_the_longer_the_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    looked: list[str] = []
+
+    def counted(served: Served, band: Band) -> Condition:
+        looked.append(served.routes.name)
+        return condition(served, band)
+
+    world.routes["chat"] = replace(world.routes["chat"], queue_max=99, queue_timeout_s=60.0)
+    world.publish()
+    for _ in range(60):
+        ask(world, CHAT, "chat", x_forebay_fallback=answer)
+    waiting = len(world.waiting())
+    monkeypatch.setattr(fallback, "condition", counted)
+    world.loop.act(world.scheduler.expire)
+    assert looked == [], "nobody has waited for long"
+    world.loop.advance(31.0)
+    world.loop.act(world.scheduler.expire)
+    fell = waiting - len(world.waiting())
+    assert (fell > 0) is (answer == "allow")
+    assert len(looked) <= fell + 1

@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Final
 
+from forebay.core.admission import Band
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition
@@ -139,8 +140,14 @@ def fall_back_all(scheduler: "Scheduler", served: "Served", now: float) -> None:
     """Let no request wait if a fallback is free: at once if no replica accepts requests, else after half its time."""
     trouble = Condition.SATURATED if served.ready else Condition.DOWN
     others = [scheduler.served[each.model] for each in served.routes.fallback if each.model in scheduler.served]
+    free: dict[Band, bool] = {}  # until one of them gets a request: thousands may wait, with nobody else to be served
     for relay in served.waiting.waiting():
-        if not any(condition(other, relay.ticket.band) is Condition.FREE for other in others):
+        band, ticket = relay.band, relay.ticket
+        if trouble is not Condition.DOWN and may_wait(relay.began, ticket.deadline, now):
+            continue
+        if band not in free:
+            free[band] = any(condition(other, band) is Condition.FREE for other in others)
+        if not free[band]:
             return
-        if trouble is Condition.DOWN or not may_wait(relay.began, relay.ticket.deadline, now):
-            fall_back(scheduler, relay, trouble)
+        if fall_back(scheduler, relay, trouble):
+            free.clear()
