@@ -194,3 +194,17 @@ def test_placed_body_waits_for_the_response_of_an_earlier_request() -> None:
 
     run(main())
     assert places.seen == [BODY]
+
+
+def test_body_behind_an_upgrade_offer_is_read_to_its_end() -> None:
+    places, offer = Places(), b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
+
+    async def main() -> None:
+        async with serving(places.handle, place=places) as server, peer(server.port) as client:
+            for _ in range(2):
+                client.send(HEAD[:-2] + offer + b"\r\n" + BODY)
+                assert (await client.answer()).body == b"%d" % SIZE
+            assert server.common.bodies_bytes == 0
+
+    run(main())
+    assert places.seen == [BODY, BODY]

@@ -165,9 +165,10 @@ class Reader(Sender):
             return
         if not (self._body or exchange.http_1_0) and (exchange.header(b"expect") or b"").lower() == b"100-continue":
             self.put(http1.CONTINUE)
-        size = self._room
-        if size and self.common.place is not None and b"transfer-encoding" not in exchange.fields:
-            room = self.common.place(exchange, size)
+        place, size = self.common.place, self._room
+        # not if more is reserved than this body takes: its size is unknown, or parsing began again after an upgrade
+        if size and place is not None and exchange.header(b"content-length") == b"%d" % size:
+            room = place(exchange, size)
             if room is not None:
                 self._read_into(room)
 
