@@ -59,3 +59,17 @@ def test_large_bodies_of_other_kinds_stay_where_they_are_read() -> None:
                 assert "inference header size should be in range (0, 1000000)" in json_of(refused)["error"]
 
     run(main())
+
+
+def test_large_bodies_of_other_endpoints_are_read_whatever_their_headers() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            parameters = {"config": "{" + " " * STAGED_BYTES_MIN + "}"}
+            body = msgspec.json.encode({"parameters": parameters})
+            loaded = await it.ask(
+                "POST", "/v2/repository/models/echo/load", body, Inference_Header_Content_Length=str(len(body))
+            )
+            assert loaded.status == 200
+            assert it.models.loads == [("echo", parameters)]
+
+    run(main())

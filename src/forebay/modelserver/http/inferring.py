@@ -88,6 +88,8 @@ class Inferring:
         length = exchange.header(_LENGTH_FIELD)
         if self._staging is None or length is None or exchange.header(b"content-encoding") is not None:
             return None
+        if not exchange.target.endswith(b"/infer"):  # clients may send the header everywhere
+            return None
         return self._staging.take(size, int(length) if length.isdigit() and len(length) <= LENGTH_DIGITS_MAX else 0)
 
     def start(self, exchange: Exchange, asked: Route) -> None:
