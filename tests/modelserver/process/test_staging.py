@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import mmap
 import os
 import threading
 import weakref
@@ -86,6 +87,42 @@ def test_staged_memory_is_used_again_once_the_last_view_of_it_is_gone() -> None:
     assert again is not None
     assert segment_of(again) is first
     del other, again
+
+
+def test_memory_of_a_burst_is_freed_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "KEPT_BYTES_MAX", 2 * STAGED_BYTES_MIN)
+    staging = Staging()
+    held = [staging.take(STAGED_BYTES_MIN) for _ in range(8)]
+    mapped = []  # as the models' processes do
+    for view in held:
+        assert view is not None
+        view[:] = bytes([1]) * STAGED_BYTES_MIN
+        first = segment_of(view)
+        mapped.append(mmap.mmap(first.fd, first.size, mmap.MAP_PRIVATE))
+    del view, first
+    dropping = threading.Thread(target=held.clear)
+    dropping.start()
+    dropping.join()
+    assert sorted(each[0] for each in mapped) == [0] * 6 + [1] * 2  # pages that are freed read as zeros
+
+
+def test_staging_is_used_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging, slow, taken = Staging(), threading.Event(), list[memoryview | None]()
+    created = os.memfd_create
+
+    def create(name: str, flags: int) -> int:
+        slow.wait(1)
+        return created(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", create)
+    monkeypatch.setattr(segments, "STAGED_MAX", 1)
+    threads = [threading.Thread(target=lambda: taken.append(staging.take(STAGED_BYTES_MIN))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    slow.set()
+    for thread in threads:
+        thread.join()
+    assert sum(view is not None for view in taken) == 1
 
 
 def test_what_staging_cannot_take_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

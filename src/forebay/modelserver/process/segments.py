@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -126,6 +127,7 @@ class Pool:
     def give_back(self, segment: Segment) -> bool:
         """The other end has read it. False: it was dropped, and the other end should forget it."""
         if self._free_bytes + segment.size > KEPT_BYTES_MAX:
+            segment.map.madvise(mmap.MADV_REMOVE)  # or a mapping at the other end would keep its memory
             segment.close()
             del self._all[segment.id]
             return False
@@ -173,9 +175,13 @@ class _Staged(weakref.ref[Root]):
 
 
 class Staging:
-    """Memory for large inputs while they arrive: the models' processes map it, so that they need no copy."""
+    """Memory for large inputs while they arrive: the models' processes map it, so that they need no copy.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._pool = Pool(itertools.count(1))
         self._used: dict[int, _Staged] = {}
         """By the id of the segment."""
@@ -186,22 +192,41 @@ class Staging:
 
         None: the input is too small or too large for it, or there is none at the moment.
         """
-        while self._over:  # filled by other threads, too
-            segment = self._over.popleft().segment
-            del self._used[segment.id]
-            self._pool.give_back(segment)
-        if not STAGED_BYTES_MIN <= size <= SEGMENT_BYTES_MAX - ALIGN or len(self._used) >= STAGED_MAX:
+        if not STAGED_BYTES_MIN <= size <= SEGMENT_BYTES_MAX - ALIGN:
             return None
-        start = -aligned_at % ALIGN
+        with self._lock:
+            view = self._take(size, -aligned_at % ALIGN)
+        self._give_back()
+        return view
+
+    def _take(self, size: int, start: int) -> memoryview | None:
+        if len(self._used) >= STAGED_MAX:
+            return None
         try:
             segment, _ = self._pool.take(start + size)
         except OSError:  # out of descriptors, or of memory
             return None
         made = root(segment.map, start + size, segment)
-        staged = _Staged(made, self._over.append)
+        staged = _Staged(made, self._ended)
         staged.segment = segment
         self._used[segment.id] = staged
         return made.data[start:]
+
+    def _ended(self, staged: weakref.ref[Root]) -> None:
+        """The last view is gone. Called in whichever thread dropped it, even in the middle of `take`."""
+        assert isinstance(staged, _Staged)
+        self._over.append(staged)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._over and self._lock.acquire(blocking=False):  # whoever has it looks again afterwards
+            try:
+                if self._over:
+                    segment = self._over.popleft().segment
+                    del self._used[segment.id]
+                    self._pool.give_back(segment)
+            finally:
+                self._lock.release()
 
 
 def where(view: memoryview) -> tuple[Segment, int] | None:
