@@ -71,6 +71,17 @@ def test_model_that_writes_to_a_staged_input_changes_it_for_itself_only(tmp_path
     asyncio.run(scene())
 
 
+def test_inputs_of_a_batch_that_share_staged_memory_are_written_to_apart(tmp_path: Path) -> None:
+    staging = Staging()
+
+    async def scene() -> None:
+        async with started(spec(tmp_path)) as process:
+            works = [staged(staging, 1, do="add in place")] * 3  # as steps of an ensemble with the same model
+            assert [set(values(answer)) for answer in await answers(process, *works)] == [{2}, {2}, {2}]
+
+    asyncio.run(scene())
+
+
 def test_staged_memory_is_used_again_once_the_last_view_of_it_is_gone() -> None:
     staging = Staging()
     view = staging.take(STAGED_BYTES_MIN)

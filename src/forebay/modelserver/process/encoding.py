@@ -45,7 +45,7 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatc
     """
     columns: dict[str, list[_Input]] = {}
     size = 0
-    referred: set[Segment] = set()
+    referred: dict[Segment, set[int]] = {}  # the offsets in each segment
     for index, work in enumerate(works):
         for tensor in work.inputs:
             data = tensor.data
@@ -162,13 +162,21 @@ def tensors(pieces: Sequence[Piece], parts: Sequence[memoryview]) -> tuple[Tenso
     return tuple(made)
 
 
-def _place(data: memoryview, datatype: Datatype, referred: set[Segment]) -> _Place:
+def _place(data: memoryview, datatype: Datatype, referred: dict[Segment, set[int]]) -> _Place:
     place = where(data)
-    if place is None or place[0].fd < 0 or (place[0] not in referred and len(referred) >= FDS_MAX):
+    if place is None or place[0].fd < 0:
         return None
-    if place[1] % ELEMENT_BYTES.get(datatype, 1):  # clients lay their tensors out as they like
+    segment, offset = place
+    if offset % ELEMENT_BYTES.get(datatype, 1):  # clients lay their tensors out as they like
         return None
-    referred.add(place[0])
+    offsets = referred.get(segment)
+    if offsets is None:
+        if len(referred) >= FDS_MAX:
+            return None
+        offsets = referred[segment] = set()
+    if offset in offsets:  # steps of an ensemble share it: a model that writes to one input must not change others
+        return None
+    offsets.add(offset)
     return place
 
 
