@@ -1,7 +1,10 @@
 """Large tensors that are read into memory that models' processes can map, and bodies that are not."""
 
+import asyncio
+import gc
 import gzip
 import random
+import weakref
 
 import msgspec
 import pytest
@@ -71,5 +74,19 @@ def test_large_bodies_of_other_endpoints_are_read_whatever_their_headers() -> No
             )
             assert loaded.status == 200
             assert it.models.loads == [("echo", parameters)]
+
+    run(main())
+
+
+def test_inputs_of_a_failed_request_are_freed_with_it() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            document = {"inputs": [fp32(None, [50_000], binary_data_size=200_000)]}
+            gc.disable()
+            assert (await it.infer("wrong", document, bytes(200_000))).status == 503
+            gone = weakref.ref(memoryview(it.models.requests.pop().inputs[0].data).obj)
+            await asyncio.sleep(0)
+            gc.enable()
+            assert gone() is None
 
     run(main())

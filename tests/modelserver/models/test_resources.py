@@ -1,15 +1,19 @@
 """Resources shared by models: memory with eviction, and rate limiter resources."""
 
 import asyncio
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.modelserver.models.rig import BATCH_SIZE, Server, alive, config, numbers, serving, tensor, until, write
 
+from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.limiter import Amount
+from forebay.core.serving.values import InferRequest, Tensor
 from forebay.modelserver.models.life.memory import used_bytes
 
 ONE = tensor("IN", [[1.0]])
@@ -265,5 +269,23 @@ def test_instances_share_the_weights_in_memory(tmp_path: Path) -> None:
             one = await used(server, 1)
             assert one > 64 * MIB
             assert await used(server, 4) < 1.1 * one
+
+    asyncio.run(main())
+
+
+def test_inputs_of_a_cached_request_are_freed_with_it(tmp_path: Path) -> None:
+    write(tmp_path, "m", config("response_cache { enable: true }"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), cache_bytes=10_000) as server:
+            array, done = np.ones((1, 1), np.float32), asyncio.Event()
+            gone = weakref.ref(array)
+            request = InferRequest("m", "", "", (Tensor("IN", Datatype.FP32, (1, 1), array.data),))
+            gc.disable()
+            server.infer(request, lambda _, final: final and done.set())
+            del array, request
+            await done.wait()
+            await asyncio.sleep(0)
+            assert (gone(), gc.enable()) == (None, None)
 
     asyncio.run(main())

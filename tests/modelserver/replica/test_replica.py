@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from tests.modelserver.replica.models import CALLING, COUNTING, SLOW, double, py
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
-from forebay.core.serving.values import InferRequest
+from forebay.core.serving.values import InferRequest, OnResponse, Ticket
 from forebay.modelserver.replica import serve
 from forebay.modelserver.replica.aliased import AliasedModel
 from forebay.modelserver.replica.choosing import Choice
@@ -244,6 +246,36 @@ def test_dropped_requests_are_counted_under_the_alias() -> None:
     assert shelf.dropped_ids == ["7"]
     labels = b'{code="overloaded",endpoint="infer",model="mine",replica="mine-0"}'
     assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics.render()
+
+
+def test_ended_requests_leave_no_reference_cycles() -> None:
+    class Calls(FakeModels):
+        def infer(self, request: InferRequest, on_response: OnResponse) -> Ticket:
+            ticket = super().infer(request, on_response)
+            ticket.on_response = on_response  # type: ignore[attr-defined]  # as a call has it
+            self.tickets.clear()
+            return ticket
+
+    class Asker:
+        def hear(self, *_: object) -> None:
+            """An answer."""
+
+    async def main() -> None:
+        aliased = AliasedModel(Calls(), "mine", "echo", Metrics(), "mine-0", strict=True)
+        gc.disable()
+        gone = []
+        for cancels in (False, True):
+            asker = Asker()
+            ticket = aliased.infer(InferRequest("mine", "", "7", ()), asker.hear)
+            if cancels:
+                ticket.cancel()
+            gone.append(weakref.ref(asker))
+            del asker, ticket
+            await asyncio.sleep(0)
+        gc.enable()
+        assert ([ref() for ref in gone], aliased.in_flight) == ([None, None], 0)
+
+    run(main())
 
 
 def test_replica_serves_grpc_when_configured(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class Inference:
                     else:
                         self._write(response)
         except Refused as refused:
-            self._refused = refused
+            self._refused = refused.with_traceback(None)  # which refers to this
         # supervisor: a bug in writing one response must not affect the model's other callbacks
         except Exception as error:
             fail(exchange, self._owner.log, error)

@@ -179,14 +179,16 @@ class _Underway:
 
     def cancel(self) -> None:
         """Cancel the inference."""
+        ticket = self.ticket
         self.end(CLIENT_CLOSED)
-        if self.ticket is not None:
-            self.ticket.cancel()
+        if ticket is not None:
+            ticket.cancel()
 
     def end(self, code: str) -> None:
         """Record the end, once."""
         if not self._over:
             self._over = True
+            self.ticket = None  # it refers to this: the request's memory would wait for the garbage collector
             self._aliased.ended(code, self._began)
 
 

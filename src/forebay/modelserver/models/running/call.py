@@ -132,6 +132,7 @@ class Call:
         """End the request without a response."""
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
+            self.on_answer = None  # it refers to this: the inputs would wait for the garbage collector
             if self.on_end is not None:
                 self.on_end(self)
 
