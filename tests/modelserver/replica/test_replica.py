@@ -257,6 +257,8 @@ def test_ended_requests_leave_no_reference_cycles() -> None:
             return ticket
 
     class Asker:
+        ticket: Ticket
+
         def hear(self, *_: object) -> None:
             """An answer."""
 
@@ -266,11 +268,11 @@ def test_ended_requests_leave_no_reference_cycles() -> None:
         gone = []
         for cancels in (False, True):
             asker = Asker()
-            ticket = aliased.infer(InferRequest("mine", "", "7", ()), asker.hear)
+            asker.ticket = aliased.infer(InferRequest("mine", "", "7", ()), asker.hear)
             if cancels:
-                ticket.cancel()
+                asker.ticket.cancel()
             gone.append(weakref.ref(asker))
-            del asker, ticket
+            del asker
             await asyncio.sleep(0)
         gc.enable()
         assert ([ref() for ref in gone], aliased.in_flight) == ([None, None], 0)

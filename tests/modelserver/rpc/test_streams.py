@@ -1,6 +1,7 @@
 """gRPC streams: response order, errors that do not end a stream, limits, and dropped frames."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,28 @@ def test_drop_oldest_runs_one_frame_per_instance(tmp_path: Path) -> None:
             assert [each.infer_response.id for each in answers] == list("abcdefz")
             assert [each.infer_response.id for each in answers if each.error_message] == list("de")
 
+    run(main())
+
+
+def test_cancelled_stream_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    def turns() -> int:
+        return sum(type(each).__name__ == "_Turn" for each in gc.get_objects())
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(frame("a", 2), frame("b", 2), infer_request("slow", id="z"))
+            await until(lambda: held.ids == ["a", "z"])
+            gc.disable()
+            line.call.cancel()
+            await until(lambda: sorted(held.cancelled) == ["a", "z"])
+            held.waiting.clear()
+            try:
+                await until(lambda: not turns())
+            finally:
+                gc.enable()
+
+    gc.collect()
     run(main())
 
 

@@ -173,9 +173,10 @@ class _Underway:
             if response.error is not None:
                 code = code_of(response.error)
                 response.error = self._aliased.reworded(response.error)
+        on_response = self._on_response
         if final:
             self.end(code)
-        self._on_response(response, final)
+        on_response(response, final)
 
     def cancel(self) -> None:
         """Cancel the inference."""
@@ -188,8 +189,13 @@ class _Underway:
         """Record the end, once."""
         if not self._over:
             self._over = True
-            self.ticket = None  # it refers to this: the request's memory would wait for the garbage collector
+            self.ticket = None  # both refer to this: the inputs would wait for the garbage collector
+            self._on_response = _nobody
             self._aliased.ended(code, self._began)
+
+
+def _nobody(response: InferResponse | None, final: bool) -> None:
+    """Ignores responses after the end."""
 
 
 def code_of(refused: Refused) -> Code:

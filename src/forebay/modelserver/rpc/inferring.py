@@ -62,6 +62,8 @@ class Inference(Unary):
             if self._error is None and self._count == 1:
                 try:
                     self._found = self._writer.write(response)
+                except Refused as refused:
+                    self._error = refused.with_traceback(None)  # which refers to this
                 # supervisor: a bug in writing one response must not affect the model's other callbacks
                 except Exception as error:
                     self._error = error

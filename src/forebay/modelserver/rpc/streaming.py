@@ -104,6 +104,8 @@ class Streaming(Call):
         self._backlog.clear()
         others = list(self._under_way)
         self._under_way.clear()
+        self._ordered.clear()  # what refers to this stream would wait for the garbage collector, with its inputs
+        self._frames.clear()
         for other in others:
             other.cancel()
 
@@ -272,6 +274,7 @@ class _Turn:
 
     def cancel(self) -> None:
         """Cancel the request."""
+        self.frames = None
         if not self.ended and self._ticket is not None:
             self._ticket.cancel()
 
@@ -317,6 +320,7 @@ class _Turn:
 
     def _text(self, error: Exception) -> str:
         if isinstance(error, Refused):
+            error.__traceback__ = None  # it refers to the response that has this error
             return error.text[:ERROR_CHARS_MAX]
         self._stream.context.log.error("request handling failed", model=self._model[:200], exc_info=error)
         return "internal error"
