@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -186,6 +187,21 @@ def test_draining_replica_finishes_requests_and_rejects_new_ones_as_retryable(
                 await server.done
 
     run(main())
+
+
+def test_model_processes_of_a_replica_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> None:
+        async with replica(tmp_path, Choice(double(tmp_path / "all"), "double")) as server:
+            pid = (await server.load()).engine_pid
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (most, most)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1024), most))
+    try:
+        run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def test_replica_exits_with_the_reason_when_its_model_fails_to_load(tmp_path: Path) -> None:

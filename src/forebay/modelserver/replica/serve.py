@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,6 +61,9 @@ async def serve(spec: WorkerSpec, log: structlog.stdlib.BoundLogger) -> None:
 
 async def run(spec: WorkerSpec, choice: Choice, log: structlog.stdlib.BoundLogger, stop: asyncio.Event) -> None:
     """Run until `stop` is set, then drain. Raises `GaveUp` or `net.ports.NoPort`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # each segment that an input arrives in takes a descriptor per instance; the usual limit is 1,024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failed: GaveUp | NoPort | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
