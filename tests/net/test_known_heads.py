@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, pieces
 from tests.net.memory import ANSWERS, REQUESTS, FakeOwner, Shelf, Wire, ask, serve, warm, warm_known
-from tests.net.rig import Log, get, post
+from tests.net.rig import Log, echo, get, peer, post, run, serving
 
 from forebay.net.client import Call, Pool
 from forebay.net.client.upstream import CachedHead, Upstream
@@ -250,3 +250,23 @@ def test_token_counts_equal_those_that_the_parser_reads(
         again, shelf = streamed(parts, known)
         assert again == cold
         assert shelf.released == cold_shelf.released
+
+
+@pytest.mark.parametrize("length", [b"content-length: 0", b"x: y"])
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\r\nbad header\r\n\r\n"])
+def test_head_behind_an_upgrade_offer_is_not_taken_for_that_request(length: bytes, end: bytes) -> None:
+    offer = b"POST /offer HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n%b\r\n\r\n" % length
+    behind = b"POST /behind HTTP/1.1\r\nhost: a\r\ncontent-length: 5%bhello" % end
+
+    async def main() -> None:
+        async with serving(echo) as server:
+            for first in (offer, b"", b""):
+                async with peer(server.port) as client:
+                    client.send(first + behind)
+                    if first:
+                        assert (await client.answer()).body == b"POST /offer 0 "
+                    answer = await client.answer()
+                    assert answer.status == (400 if b"bad" in end else 200)
+                    assert answer.status == 400 or answer.body == b"POST /behind 5 hello"
+
+    run(main())

@@ -86,10 +86,10 @@ class Heads:
         exchange.body = data[end + 4 :]
         return exchange
 
-    def keep(self, exchange: Exchange) -> None:
-        """Cache the head of a request that `read` has just missed and the parser accepted."""
+    def keep(self, exchange: Exchange | None) -> None:
+        """Cache the head of a request that `read` has just missed and the parser accepted; None: it did not."""
         key, self._new = self._new, b""
-        if key and len(exchange.headers) == len(exchange.fields):
+        if key and exchange is not None and len(exchange.headers) == len(exchange.fields):
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             self._kept[key] = Head(exchange)

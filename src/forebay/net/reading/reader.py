@@ -64,7 +64,7 @@ class Reader(Sender):
 
     def _feed(self, data: bytes) -> None:
         """Parse what was received: whole requests are queued; what is wrong becomes the refusal."""
-        fresh = self._phase == IDLE
+        fresh, queued = self._phase == IDLE, len(self._queue)
         if fresh:
             known = self.common.heads.read(cast("Connection", self), data)
             if known is not None:
@@ -77,8 +77,8 @@ class Reader(Sender):
                 if not data:
                     return
         self._parse(data)
-        if fresh and self._queue:
-            self.common.heads.keep(self._queue[0])
+        if fresh:  # after an upgrade, others are queued before it
+            self.common.heads.keep(self._queue[-1] if len(self._queue) > queued else None)
 
     def _feed_head(self, data: bytes) -> bytes:
         """Parse the head alone, as the parser copies what it gets of a body. Returns what is still to be parsed."""
