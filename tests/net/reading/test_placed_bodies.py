@@ -208,3 +208,15 @@ def test_body_behind_an_upgrade_offer_is_read_to_its_end() -> None:
 
     run(main())
     assert places.seen == [BODY, BODY]
+
+
+def test_body_that_follows_an_upgrade_offer_without_one_is_read_to_its_end() -> None:
+    places = Places()
+
+    async def main() -> None:
+        async with serving(places.handle, place=places) as server, peer(server.port) as client:
+            client.send(get(b"/first") + get(b"/", b"connection: upgrade", b"upgrade: h2c") + HEAD + BODY + get())
+            assert [(await client.answer()).body for _ in range(4)] == [b"0", b"0", b"%d" % SIZE, b"0"]
+
+    run(main())
+    assert places.seen == [b"", b"", BODY, b""]

@@ -72,7 +72,7 @@ class Reader(Sender):
                 self._queue.append(known)
                 return
             self._begin()
-            if len(data) > SMALL_BODY_BYTES and self.common.place is not None:
+            if len(data) > SMALL_BODY_BYTES and self.common.place is not None and not queued:
                 data = self._feed_head(data)
                 if not data:
                     return
