@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import mmap
 import os
 import threading
 import weakref
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.modelserver.process.rig import answers, spec, started, values, work
+from tests.modelserver.process.rig import answers, spec, started, until, values, work
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
@@ -100,21 +99,24 @@ def test_staged_memory_is_used_again_once_the_last_view_of_it_is_gone() -> None:
     del other, again
 
 
-def test_memory_of_a_burst_is_freed_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "KEPT_BYTES_MAX", 2 * STAGED_BYTES_MIN)
+def test_memory_of_a_burst_is_freed_without_another_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "KEPT_BYTES_MAX", 4 * STAGED_BYTES_MIN)
     staging = Staging()
-    held = [staging.take(STAGED_BYTES_MIN) for _ in range(8)]
-    mapped = []  # as the models' processes do
-    for view in held:
-        assert view is not None
-        view[:] = bytes([1]) * STAGED_BYTES_MIN
-        first = segment_of(view)
-        mapped.append(mmap.mmap(first.fd, first.size, mmap.MAP_PRIVATE))
-    del view, first
-    dropping = threading.Thread(target=held.clear)
-    dropping.start()
-    dropping.join()
-    assert sorted(each[0] for each in mapped) == [0] * 6 + [1] * 2  # pages that are freed read as zeros
+
+    def mapped(pid: int) -> int:
+        return Path(f"/proc/{pid}/maps").read_text().count("memfd:forebay")
+
+    async def scene() -> None:
+        async with started(spec(tmp_path)) as process:
+            works = [staged(staging, fill) for fill in range(8)]
+            small = np.ones(COUNT // 8, np.float32)  # these are copied into a segment of the channel
+            await answers(process, *works, *[work(data=small)] * 32)
+            works.clear()
+            await until(lambda: mapped(process.pids[0]) <= 5)  # one is of its outputs
+
+    before = mapped(os.getpid())
+    asyncio.run(scene())
+    assert mapped(os.getpid()) <= before + 5
 
 
 def test_staging_is_used_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

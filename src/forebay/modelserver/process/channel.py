@@ -22,6 +22,7 @@ from forebay.modelserver.process.messages import WITHIN, Head, Part, ToChild, To
 from forebay.modelserver.process.segments import (
     ALIGN,
     Borrowed,
+    Forgotten,
     Pool,
     Root,
     Segment,
@@ -145,7 +146,7 @@ class Channel(Generic[M]):
         self._lent: dict[int, _Lent] = {}
         self._lent_bytes = 0
         self._foreign: weakref.WeakKeyDictionary[Segment, _Foreign] = weakref.WeakKeyDictionary()
-        self._forgotten: deque[int] = deque()
+        self.forgotten = Forgotten()
         self._attached: dict[int, Segment] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._returns: deque[int] = deque()
@@ -174,7 +175,7 @@ class Channel(Generic[M]):
         new = known is None
         if known is None:
             id = next(self._numbers)
-            known = self._foreign[segment] = _Foreign(id, weakref.finalize(segment, self._forgotten.append, id))
+            known = self._foreign[segment] = _Foreign(id, weakref.finalize(segment, self.forgotten.add, id))
             known.end.atexit = False
         lease = next(self._numbers)
         self._lent[lease] = _Lent(None, view, 0)
@@ -194,7 +195,7 @@ class Channel(Generic[M]):
             elif parcel.held:
                 lease = next(self._numbers)
                 self._lend(lease, None, cost_bytes)
-        head = Head(parts, lease, _drained(self._returns), _drained(self._forgotten))
+        head = Head(parts, lease, _drained(self._returns), _drained(self.forgotten.ids))
         described = self._encoder.encode((head, message))
         return b"".join((*chunks, described, len(described).to_bytes(LENGTH_BYTES, "big"))), fds
 
@@ -301,7 +302,7 @@ class Channel(Generic[M]):
                 own, _, cost_bytes = self._lent.pop(lease)
                 self._lent_bytes -= cost_bytes
                 if own is not None and not self._pool.give_back(own):
-                    self._forgotten.append(own.id)
+                    self.forgotten.add(own.id)
             self._lock.notify_all()
 
     def wait_for_credit(self) -> None:
@@ -314,6 +315,7 @@ class Channel(Generic[M]):
         """Close the channel. Borrowed data stays readable while referenced."""
         with self._lock:
             self._closed = True
+            self.forgotten.on_more = None
             self._lock.notify_all()
             self._pool.close()
         self._lent.clear()

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.process import encoding
 from forebay.modelserver.process.channel import LENT_BYTES_MAX, ChannelBroken, Received
 from forebay.modelserver.process.link import Link
-from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Finished, Open, TakeBack, ToServer
+from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Finished, Open, Ping, TakeBack, ToServer
 from forebay.modelserver.process.segments import SegmentBroken
 from forebay.modelserver.process.values import Answer, Done, Listener, Work
 
@@ -45,6 +46,7 @@ class Lane:
         self._head_since = 0.0
         self._drained: asyncio.Future[None] | None = None
         self._returning = False
+        self._link.channel.forgotten.on_more = partial(self._loop.call_soon_threadsafe, self._forget)
         with theirs:
             control.send(Open(number), fd=theirs.fileno())
 
@@ -134,6 +136,7 @@ class Lane:
                 self._lingering[message.batch] = batch
         failure = Refused(Kind.INTERNAL, message.error) if message.error else None
         self._settle()
+        self._forget()
         batch.listener.on_done(
             Done(
                 answers,
@@ -162,6 +165,11 @@ class Lane:
     def _settle(self) -> None:
         if self._drained is not None and not self.open and not self._drained.done():
             self._drained.set_result(None)
+
+    def _forget(self) -> None:
+        """Have segments forgotten, unless a batch is running: many packets could pile up behind it."""
+        if not self._running and self._link.channel.forgotten.ids:
+            self._link.send(Ping())
 
     def _on_return(self) -> None:
         """There is memory to return that the child may be waiting for. Called in any thread."""

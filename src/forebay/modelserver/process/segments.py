@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
@@ -127,7 +127,6 @@ class Pool:
     def give_back(self, segment: Segment) -> bool:
         """The other end has read it. False: it was dropped, and the other end should forget it."""
         if self._free_bytes + segment.size > KEPT_BYTES_MAX:
-            segment.map.madvise(mmap.MADV_REMOVE)  # or a mapping at the other end would keep its memory
             segment.close()
             del self._all[segment.id]
             return False
@@ -141,6 +140,24 @@ class Pool:
             segment.close()
         self._all.clear()
         self._free.clear()
+
+
+class Forgotten:
+    """Segments that the other end is to forget: until then its mapping keeps their memory."""
+
+    __slots__ = ("ids", "on_more")
+
+    def __init__(self) -> None:
+        self.ids: deque[int] = deque()
+        self.on_more: Callable[[], object] | None = None
+        """Called in any thread when there are more; without it the next packet names them."""
+
+    def add(self, id: int) -> None:
+        """There is one more."""
+        self.ids.append(id)
+        on_more = self.on_more
+        if on_more is not None:
+            on_more()
 
 
 class Root(np.ndarray[Any, np.dtype[np.uint8]]):

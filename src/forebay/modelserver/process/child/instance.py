@@ -16,7 +16,7 @@ from forebay.engines.tensor.protocol import Array, Backend, Request, Response, R
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import BadTensor, array_of
-from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, Piece, ToChild
+from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, Piece, Ping, ToChild
 from forebay.modelserver.process.segments import SegmentBroken
 
 EXIT_BROKEN: Final = 3
@@ -54,7 +54,10 @@ class Instance:
         """Run batches until the server closes the socket."""
         try:
             while True:
-                self._execute(self.channel.receive())
+                received = self.channel.receive()
+                if not isinstance(received.message, Ping):  # which only says what to forget
+                    self._execute(received)
+                del received
         except (EOFError, BrokenPipeError, ConnectionResetError):
             pass  # the instance was removed, or the server is gone
         except BaseException:  # supervisor: the server must not be left waiting for this instance
