@@ -8,6 +8,7 @@ from tests.modelserver.models.rig import SAME, config, serving, tensor, until, w
 
 from forebay.core.serving.errors import Kind, Refused
 
+pytestmark = pytest.mark.slow
 ONE = tensor("IN", [[1.0]])
 
 FORKS = """
@@ -124,7 +125,9 @@ def test_model_that_closes_its_standard_files_is_served(tmp_path: Path, closes: 
 NOTES = """
     def answer(self, request):
         value = get(request).item()
-        while value and Path({gate!r}).exists():
+        while value == 1 and Path({gate!r}).exists():
+            time.sleep(0.001)
+        while value == 2 and not request.is_cancelled():  # it is told by another thread, usually before
             time.sleep(0.001)
         with open({seen!r}, "a") as file:
             file.write(f"{{value}} {{request.is_cancelled()}} ")

@@ -9,6 +9,7 @@ from tests.modelserver.models.rig import serving, tensor
 from forebay.core.serving.errors import Kind
 
 onnx = pytest.importorskip("onnx")
+pytestmark = pytest.mark.slow
 CONFIG = """
 backend: "onnxruntime"
 input [ { name: "IN" data_type: TYPE_FP32 dims: [-1] }, { name: "SHAPE" data_type: TYPE_INT64 dims: [-1] } ]

@@ -17,6 +17,7 @@ from forebay.modelserver.models.life.stamps import stamps
 from forebay.modelserver.models.options import Control
 from forebay.modelserver.repository import Found, named, read, scan
 
+pytestmark = pytest.mark.slow
 ONE = tensor("IN", [[1.0]])
 TWO = """
     def answer(self, request):
