@@ -177,7 +177,7 @@ def test_staged_memory_keeps_nothing_of_processes_that_have_ended(tmp_path: Path
             async with started(spec(tmp_path)) as process:
                 await answers(process, staged(staging, 1))
             gc.collect()
-            kept.append(len(weakref.finalize._registry))  # type: ignore[attr-defined]
+            kept.append(len(weakref.finalize._registry))  # type: ignore[attr-defined]  # no public count
 
     asyncio.run(scene())
     assert kept == kept[:1] * 3
