@@ -60,6 +60,8 @@ DUELS: Final = 3
 """Of each pair in a round."""
 QUICK_WINDOW_S: Final = 1.0
 START_TIMEOUT_S: Final = 120.0
+CHILDREN_FIRST_S: Final = 0.5
+"""Triton's models write every 0.3 s that they live, and it reads that as soon as it goes on."""
 
 Run = dict[str, float]
 """Figures of one load in one round."""
@@ -235,14 +237,16 @@ def _duels(count: int, ours: Up, beside: Up, rig: Rig, told: Callable[[Told], No
 
 @contextlib.contextmanager
 def _stopped(up: Up) -> Iterator[None]:
-    """A server takes no part for a while."""
+    """A server takes no part for a while. Children go on before it: Triton ends if it hears nothing of its own."""
     pids = tree(up.pid)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        for pid in pids:
+        for pid in reversed(pids):
+            if pid == up.pid:
+                time.sleep(CHILDREN_FIRST_S)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

@@ -215,6 +215,37 @@ def test_stream_missing_only_its_end_is_completed_by_the_gateway(tmp_path: Path)
     run(main())
 
 
+async def held_text(front: Front, words: int) -> None:
+    """Wait until that many words are kept to resume a stream."""
+    size = len(msgspec.json.encode("".join(WORDS[:words]))) - 2
+    async with asyncio.timeout(10):
+        while await front.metric('forebay_resume_text_bytes{model="chat"}') != size:
+            await asyncio.sleep(0.005)
+
+
+def test_text_kept_of_unfinished_streams_is_reported(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    def pauses(exchange: Exchange) -> None:
+        chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True)
+        exchange.start(200, [EVENT_STREAM])
+        for word in WORDS[:20]:
+            exchange.write(chunks.delta(0, word))
+        held.append(exchange)
+
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(pauses)) as front, peer(front.port) as client:
+            await held_text(front, 0)
+            client.send(post(chat(stream=True)))
+            await held_text(front, 20)
+            held[0].write(DONE)
+            held[0].end([USAGE])
+            await read_until(client, b"[DONE]")
+            await held_text(front, 0)
+
+    run(main())
+
+
 def test_client_disconnect_while_waiting_for_resume_frees_everything(tmp_path: Path) -> None:
     def last_words(exchange: Exchange) -> None:
         worker.report = replace(worker.report, state=ReplicaState.WARMING)
@@ -229,7 +260,9 @@ def test_client_disconnect_while_waiting_for_resume_frees_everything(tmp_path: P
                 Story(3)(held[0])
                 await read_until(client, WORDS[2].encode()[1:-1])
                 await reaches(front, 1)
+                await held_text(front, 3)
             await reaches(front, 0)
+            await held_text(front, 0)
             assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
 
     async def reaches(front: Front, depth: int) -> None:

@@ -1,6 +1,7 @@
 """The replicas of one model as a gateway sees them: routes from the snapshot, links to replicas, the queue."""
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.admission import LATELY_S, Band, RequestQueue, batch_max, batch_room
@@ -212,6 +213,12 @@ class Served:
     def in_flight(self) -> int:
         """Attempts in flight, including those at removed replicas."""
         return sum(len(link.attempts) for link in (*self.links, *self.leaving))
+
+    @property
+    def resume_text_bytes(self) -> int:
+        """Text kept of unfinished streams, for the replicas that would resume them."""
+        asked = chain(self.waiting.waiting(), *(link.attempts for link in (*self.links, *self.leaving)))
+        return sum(relay.transcript.bytes_held for relay in asked if relay.transcript is not None)
 
     @property
     def ready(self) -> bool:

@@ -40,7 +40,7 @@ SCRAPES_MAX: Final = 8
 MODELS: Final = "/v1/models"
 GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS, document.PATH})
 REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("replica_") and row.kind == "gauge")
-MODEL_GAUGES: Final = ("queue_depth", "in_flight")
+MODEL_GAUGES: Final = ("queue_depth", "in_flight", "resume_text_bytes")
 TENANTS: Final = b"|".join((PREFIX + row.name).encode() for row in TABLE if "tenant" in row.labels)
 NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENANTS, re.MULTILINE)
 """Lines of a metrics exposition that are for the operator only."""
@@ -142,6 +142,7 @@ class Pages:
         for name, served in self._gateway.served.items():
             metrics.gauge("queue_depth", name).set(len(served.waiting))
             metrics.gauge("in_flight", name).set(served.in_flight)
+            metrics.gauge("resume_text_bytes", name).set(served.resume_text_bytes)
             shown.add((name,))
             for link in served.links:
                 shown.add((name, link.id))

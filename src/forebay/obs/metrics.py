@@ -116,6 +116,7 @@ TABLE: tuple[Metric, ...] = (
         "Requests mirrored to the canary: `ok`, `failed`, `no_room`, `late`, or `gave_way` to a client's request.",
     ),
     Metric("in_flight", "gauge", _M, "Requests of this gateway that replicas are working on."),
+    Metric("resume_text_bytes", "gauge", _M, "Text of unfinished streams, kept to resume them elsewhere."),
     Metric("records_lost_total", "counter", (), "Decision records and audit lines that could not be written."),
     Metric(
         "records_failing",

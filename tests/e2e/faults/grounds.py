@@ -25,7 +25,10 @@ BURST = 8
 HEAL_S = 60.0
 SYNTHETIC = {"task": "chat", "source": "synthetic", "engine": {"name": "synthetic", "step_ms": 20}}
 MODELS = [{"name": name, "replicas": size, **SYNTHETIC} for name, size in SIZES.items()]
-BUSY = ("forebay_in_flight", "forebay_queue_depth", "forebay_replica_in_flight", "forebay_replica_queue_tokens")
+BUSY = (
+    *("forebay_in_flight", "forebay_queue_depth", "forebay_resume_text_bytes"),
+    *("forebay_replica_in_flight", "forebay_replica_queue_tokens"),
+)
 """Gauges that are zero when nobody asks for anything."""
 
 Replica = dict[str, Any]
