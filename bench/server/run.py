@@ -14,12 +14,14 @@ changes that less than throughput and latency, which want a quiet one. `bare` ru
 length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %, what the machine
 itself does to latency.
 
-The speed of a shared machine changes within a minute, by more than servers differ. So ours meets each peer in duels:
-both are up, loads alternate between them, and a goal is held against the median of the ratios of all duels. Who is
-not loaded is stopped meanwhile: idle servers look about them, and one of them takes a tenth of the core for that.
-Every round has three duels of each pair, with fresh servers. The figures in the tables are medians over all runs of a
-server; they and the goals go to results.json after every round. A server that cannot be installed, started or asked
-is said to be missing, and the others go on. `--quick` shows that every server answers, and writes nothing.
+The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
+both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
+once and the core is taken from one and given to the other five times a second; a server's throughput is that of the
+time in which it had the core. Other loads take place one after the other. Who is not loaded is stopped meanwhile:
+idle servers look about them, and one of them takes a tenth of the core for that. Every round has three duels of each
+pair, with fresh servers. The figures in the tables are medians over all runs of a server; they and the goals go to
+results.json after every round. A server that cannot be installed, started or asked is said to be missing, and the
+others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -32,11 +34,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from goals import BARE, BARE_TUNED, BESIDE, Duels, Loads, judged, load_beside
 from models import MODELS, Model, write
@@ -60,11 +64,14 @@ DUELS: Final = 3
 """Of each pair in a round."""
 QUICK_WINDOW_S: Final = 1.0
 START_TIMEOUT_S: Final = 120.0
+TURN_S: Final = 0.2
+"""How long one of a pair has the core before the other. Triton gives up a model that is silent for a second."""
 CHILDREN_FIRST_S: Final = 0.5
 """Triton's models write every 0.3 s that they live, and it reads that as soon as it goes on."""
 
 Run = dict[str, float]
 """Figures of one load in one round."""
+Clock = Callable[[], float]
 
 
 class Failed(Exception):  # noqa: N818 - states the condition
@@ -111,45 +118,101 @@ class Rig:
             _weigh(process.pid)
             yield Up(name, server, model, server.port(ports), process.pid)
 
-    def measure(self, up: Up, rate_per_s: float) -> Run:
-        """One load; `rate_per_s` 0 is a closed loop."""
-        request = self.folder / "request"
+    def measure(self, up: Up, rate_per_s: float, window_s: float = 0.0, clock: Clock = time.monotonic) -> Run:
+        """One load; `rate_per_s` 0 is a closed loop, whose throughput is by that clock."""
+        request = self.folder / f"request-{up.name}"
         request.write_bytes(up.server.ask(up.model))
         under_way = BATCHES_UNDER_WAY * up.model.max_batch
         if up.server.grpc:
             words = ["load_grpc", up.port, GRPC_CONNECTIONS, under_way // GRPC_CONNECTIONS]
         else:
             words = ["load", up.port, under_way, "unary", 0, 0, 0]
-        command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, self.window_s])]
+        window_s = window_s or self.window_s
+        command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, window_s])]
         with started(command, LOAD_CORE, environ={"BENCH_REQUEST": str(request)}) as generator:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
                 raise Failed("the load generator ended")
-            before_ns = cpu_ns(up.pid)
+            begun, before_ns = clock(), cpu_ns(up.pid)
             line = generator.stdout.readline()
             if not line:
                 raise Failed("the load generator ended within its window; it says why above")
             seen = json.loads(line)
-            spent_ns = cpu_ns(up.pid) - before_ns
+            seconds, spent_ns = clock() - begun, cpu_ns(up.pid) - before_ns
         if not seen["requests"]:
             raise Failed(f"no request was answered, {seen['errors']} failed")
-        return {
-            "per_s": seen["requests"] / seen["seconds"],
-            "cpu_us": spent_ns / 1000 / seen["requests"],
-            "p50_ms": seen["p50_us"] / 1000,
-            "p99_ms": seen["p99_us"] / 1000,
-            "errors": seen["errors"],
-        }
+        costs = {"cpu_us": spent_ns / 1000 / seen["requests"], "errors": seen["errors"]}
+        if not rate_per_s:
+            return {"per_s": seen["requests"] / seconds} | costs
+        latency = {f"{share}_ms": seen[f"{share}_us"] / 1000 for share in ("p50", "p99")}
+        return {"per_s": seen["requests"] / seen["seconds"]} | latency | costs
 
-    def bare(self, model: Model, *, tuned: bool) -> Run:
-        """The runtime alone, by its own settings, or by those that Forebay gives it."""
+    @contextlib.contextmanager
+    def bare(self, model: Model, window_s: float, *, tuned: bool) -> Iterator[subprocess.Popen[bytes]]:
+        """The runtime alone, by its own settings, or by those that Forebay gives it. `of_bare` reads what it says."""
         file = self.repository / model.name / model.name / "1/model.onnx"
         row = ",".join(map(str, model.row))
-        words = [file, model.input, model.max_batch, self.window_s, row, 0 if tuned else 1]
+        words = [file, model.input, model.max_batch, window_s, row, 0 if tuned else 1]
         command = [sys.executable, str(HERE / "bare.py"), *map(str, words)]
         with started(command, SERVER_CORE, environ=placement.DEFAULTS if tuned else {}) as process:
-            assert process.stdout is not None
-            return Run(json.loads(process.stdout.read()))
+            yield process
+
+
+def of_bare(process: subprocess.Popen[bytes], clock: Clock = time.monotonic) -> Run:
+    """What the runtime alone has done within its window."""
+    assert process.stdout is not None
+    if process.stdout.readline() != b"window\n":
+        raise Failed("the runtime ended")
+    begun = clock()
+    seen = json.loads(process.stdout.readline())
+    return {"per_s": seen["rows"] / (clock() - begun), "cpu_us": seen["cpu_us"]}
+
+
+class Turns:
+    """Process trees that have the core in turns, by `TURN_S`, until the end of the block; the others are stopped."""
+
+    def __init__(self, *roots: int) -> None:
+        self._trees = {root: tree(root) for root in roots}
+        self._had_s = dict.fromkeys(roots, 0.0)
+        self._now, self._since = 0, 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._take_turns, daemon=True)
+
+    def __enter__(self) -> Self:
+        for pids in self._trees.values():
+            _signal(pids, signal.SIGSTOP)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for pids in self._trees.values():
+            _signal(pids[::-1], signal.SIGCONT)
+
+    def clock(self, root: int) -> Clock:
+        """How long it has had the core, in seconds."""
+
+        def had_s() -> float:
+            return self._had_s[root] + (time.monotonic() - self._since if self._now == root else 0.0)
+
+        return had_s
+
+    def _take_turns(self) -> None:
+        while not self._over.is_set():
+            for root, pids in self._trees.items():
+                self._now, self._since = root, time.monotonic()
+                _signal(pids[::-1], signal.SIGCONT)
+                self._over.wait(TURN_S)
+                _signal(pids, signal.SIGSTOP)
+                self._now, had_s = 0, time.monotonic() - self._since
+                self._had_s[root] += had_s
+
+
+def _signal(pids: list[int], what: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, what)
 
 
 def _weigh(pid: int) -> None:
@@ -174,8 +237,8 @@ Duel = tuple[str, Loads, str, Loads]
 
 def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
     """Who is compared with nobody, then every duel; `told` hears every load."""
-    with _missing(BARE_TUNED, model):
-        told((BARE_TUNED, "closed", rig.bare(model, tuned=True)))
+    with _missing(BARE_TUNED, model), rig.bare(model, rig.window_s, tuned=True) as process:
+        told((BARE_TUNED, "closed", of_bare(process)))
     for name in names:
         if name not in BESIDE and name not in BESIDE.values():
             with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
@@ -191,10 +254,17 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
 
 
 def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+    window_s = 2 * rig.window_s
     for _ in range(rig.duels):
-        bare = rig.bare(up.model, tuned=False)
+        with (
+            rig.bare(up.model, window_s, tuned=False) as process,
+            Turns(up.pid, process.pid) as turns,
+            ThreadPoolExecutor() as pool,
+        ):
+            beside = pool.submit(of_bare, process, turns.clock(process.pid))
+            closed = _closed(rig, up, window_s, turns.clock(up.pid))
+            bare = beside.result()
         told((BARE, "closed", bare))
-        closed = _closed(rig, up)
         told((up.name, "closed", closed))
         yield up.name, {"closed": closed}, BARE, {"closed": bare}
 
@@ -216,7 +286,6 @@ def _pair(ours: str, beside: str, model: Model, rig: Rig, told: Callable[[Told],
 
 
 def _duels(count: int, ours: Up, beside: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
-    turns = ((ours, beside), (beside, ours))
     for _ in range(count):
         seen: dict[str, dict[str, Run]] = {ours.name: {}, beside.name: {}}
 
@@ -224,10 +293,12 @@ def _duels(count: int, ours: Up, beside: Up, rig: Rig, told: Callable[[Told], No
             seen[up.name][load] = run
             told((up.name, load, run))
 
-        for up, other in turns:
-            with _stopped(other):
-                note(up, "closed", _closed(rig, up))
-        for up, other in turns:
+        with Turns(ours.pid, beside.pid) as each, ThreadPoolExecutor() as pool:
+            loads = [pool.submit(_closed, rig, up, 2 * rig.window_s, each.clock(up.pid)) for up in (ours, beside)]
+            closed = [load.result() for load in loads]
+        for up, run in zip((ours, beside), closed, strict=True):
+            note(up, "closed", run)
+        for up, other in ((ours, beside), (beside, ours)):
             with _stopped(other):
                 note(up, "open", rig.measure(up, _share(seen[up.name]["closed"])))
         with _stopped(beside):
@@ -239,20 +310,18 @@ def _duels(count: int, ours: Up, beside: Up, rig: Rig, told: Callable[[Told], No
 def _stopped(up: Up) -> Iterator[None]:
     """A server takes no part for a while. Children go on before it: Triton ends if it hears nothing of its own."""
     pids = tree(up.pid)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    _signal(pids, signal.SIGSTOP)
     try:
         yield
     finally:
-        for pid in reversed(pids):
-            if pid == up.pid:
-                time.sleep(CHILDREN_FIRST_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _signal(pids[:0:-1], signal.SIGCONT)
+        time.sleep(CHILDREN_FIRST_S)
+        _signal(pids[:1], signal.SIGCONT)
 
 
-def _closed(rig: Rig, up: Up) -> Run:
-    return rig.measure(up, 0) | {"pss_mb": memory_kb(up.pid, "Pss") / 1024, "processes": len(tree(up.pid))}
+def _closed(rig: Rig, up: Up, window_s: float = 0.0, clock: Clock = time.monotonic) -> Run:
+    run = rig.measure(up, 0, window_s, clock)
+    return run | {"pss_mb": memory_kb(up.pid, "Pss") / 1024, "processes": len(tree(up.pid))}
 
 
 def _share(closed: Run) -> int:

@@ -24,14 +24,18 @@ P99_NOTE: Final = (
 BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher load for the faster server"
 CEILINGS: Final = (
     "**Ceilings of the missed throughput goals**: the throughput of a server without any cost of its own, from the "
-    "figures above. Its core still runs the model (`bare` or `bare-tuned`, whichever is faster) and, over HTTP, "
-    "reads requests and writes responses (`socket`). A goal above its ceiling needs a faster model, not a faster "
-    "server."
+    "figures above. Its core still runs the model (`bare`) and, over HTTP, reads requests and writes responses "
+    "(`socket`). A goal above its ceiling needs a faster model, not a faster server."
+)
+TURNS_NOTE: Final = (
+    "For throughput, both servers of a pair are loaded at once and have the core in turns of 0.2 s, so that changes "
+    "of the machine's speed favour neither. Where a model takes longer, the cost of serving it matters less: no "
+    "server can be 1.2 times as fast as one that is nearly as fast as the runtime alone."
 )
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
-RUNTIME: Final = ("bare", "bare_tuned")
-"""The model's runtime alone; ours is the faster of them."""
+BARE: Final = "bare"
+"""The model's runtime alone."""
 SOCKET: Final = "socket"
 """A server that reads requests and answers them without a model."""
 GRPC: Final = "_grpc"
@@ -82,16 +86,19 @@ def elsewhere(document: bytes) -> list[Table]:
     """The goals on a machine that runs the models slower. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     where = machine(result.machine, result.rounds)
-    bare = ", ".join(f"{figure(_per_s(servers, RUNTIME[0]))} of `{name}`" for name, servers in result.figures.items())
-    title = f"**The same on another machine** ({where}; requests/s of `{RUNTIME[0]}` there: {bare}):"
-    return [_goals(result.goals, title), *_ceilings(result, "**Ceilings of the missed throughput goals there**:")]
+    bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
+    title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
+    return [
+        _goals(result.goals, title, TURNS_NOTE),
+        *_ceilings(result, "**Ceilings of the missed throughput goals there**:"),
+    ]
 
 
 def summary(document: bytes) -> list[Table]:
     """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = dict.fromkeys(name for model in result.figures.values() for name in model)
-    servers = [name for name in names if name not in (*RUNTIME[1:], SOCKET)]
+    servers = [name for name in names if name not in ("bare_tuned", SOCKET)]
     rows = [
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
@@ -102,22 +109,20 @@ def summary(document: bytes) -> list[Table]:
 
 def _ceilings(result: _Result, title: str) -> list[Table]:
     """The ceilings of missed throughput goals; empty if none is missed, or the ceiling is unknown."""
+    reached = {(goal.model, goal.ours, goal.beside): goal.value for goal in result.goals if goal.goal == THROUGHPUT}
     rows = []
     for goal in result.goals:
-        servers = result.figures.get(goal.model, {})
-        runtime = max(_per_s(servers, name) for name in RUNTIME)
-        other = _per_s(servers, goal.beside)
-        if goal.met or goal.goal != THROUGHPUT or not runtime or not other:
+        of_bare = reached.get((goal.model, goal.ours, BARE), 0.0)
+        if goal.met or goal.goal != THROUGHPUT or not of_bare:
             continue
-        most = runtime
-        socket = _per_s(servers, SOCKET)
-        if socket and not goal.ours.endswith(GRPC):
-            most = 1 / (1 / runtime + 1 / socket)
+        servers = result.figures[goal.model]
+        model, socket = _per_s(servers, BARE), _per_s(servers, SOCKET)
+        share = socket / (socket + model) if socket and not goal.ours.endswith(GRPC) else 1.0
         values = (
             f"{goal.bound:.2f}x",
-            f"{most / other:.2f}x",
+            f"{goal.value / of_bare * share:.2f}x",
             f"{goal.value:.2f}x",
-            f"{goal.value / most * other:.0%}",
+            f"{of_bare / share:.0%}",
         )
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values))
     if not rows:
