@@ -215,12 +215,16 @@ def test_stream_missing_only_its_end_is_completed_by_the_gateway(tmp_path: Path)
     run(main())
 
 
+async def reaches(front: Front, gauge: str, value: int) -> None:
+    """Wait until a gauge of the model has that value."""
+    async with asyncio.timeout(10):
+        while await front.metric(f'forebay_{gauge}{{model="chat"}}') != value:
+            await asyncio.sleep(0.005)
+
+
 async def held_text(front: Front, words: int) -> None:
     """Wait until that many words are kept to resume a stream."""
-    size = len(msgspec.json.encode("".join(WORDS[:words]))) - 2
-    async with asyncio.timeout(10):
-        while await front.metric('forebay_resume_text_bytes{model="chat"}') != size:
-            await asyncio.sleep(0.005)
+    await reaches(front, "resume_text_bytes", len(msgspec.json.encode("".join(WORDS[:words]))) - 2)
 
 
 def test_text_kept_of_unfinished_streams_is_reported(tmp_path: Path) -> None:
@@ -259,16 +263,11 @@ def test_client_disconnect_while_waiting_for_resume_frees_everything(tmp_path: P
                 await until(lambda: bool(held) and worker.polls > 1)  # by now the gateway knows that it is warming
                 Story(3)(held[0])
                 await read_until(client, WORDS[2].encode()[1:-1])
-                await reaches(front, 1)
+                await reaches(front, "queue_depth", 1)
                 await held_text(front, 3)
-            await reaches(front, 0)
+            await reaches(front, "queue_depth", 0)
             await held_text(front, 0)
             assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
-
-    async def reaches(front: Front, depth: int) -> None:
-        async with asyncio.timeout(10):
-            while await front.metric('forebay_queue_depth{model="chat"}') != depth:
-                await asyncio.sleep(0.005)
 
     held: list[Exchange] = []
     worker = Worker(last_words)
