@@ -9,6 +9,7 @@ import pytest
 from tests.modelserver.models.rig import config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.process import supervisor
 
 MOODY = """
     def answer(self, request):
@@ -159,17 +160,20 @@ def test_model_errors_fail_only_the_affected_requests(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_model_that_cannot_restart_becomes_unavailable_with_the_reason(tmp_path: Path) -> None:
-    once = tmp_path / "loaded"
-    source = f"""
+ONCE = """
     def initialize(self, args):
-        if Path({str(once)!r}).exists():
+        once = Path({once!r})
+        if once.exists():
             raise ValueError("the disk is gone")
-        Path({str(once)!r}).touch()
+        once.touch()
     def answer(self, request):
         os.abort()
 """
-    root = write(tmp_path / "r", "m", config(), source)
+
+
+def test_model_that_cannot_restart_becomes_unavailable_with_the_reason(tmp_path: Path) -> None:
+    once = tmp_path / "loaded"
+    root = write(tmp_path / "r", "m", config(), ONCE.format(once=str(once)))
 
     async def main() -> None:
         async with serving(root, startup=("m",)) as server:
@@ -184,6 +188,23 @@ def test_model_that_cannot_restart_becomes_unavailable_with_the_reason(tmp_path:
             once.unlink()
             await server.load("m", {})
             assert server.states("m") == {"1": ("READY", "")}
+
+    asyncio.run(main())
+
+
+def test_unload_does_not_wait_for_requests_of_a_model_that_cannot_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
+    root = write(tmp_path / "r", "m", config(), ONCE.format(once=str(tmp_path / "loaded")))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",), drain_s=3600.0) as server:
+            asked = [server.ask("m", mood(0)) for _ in range(3)]
+            await asked[0].error()  # the process has ended, and is started again
+            await server.unload("m", False)
+            assert "the disk is gone" in (await asked[2].error()).text
+            assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
 
     asyncio.run(main())
 

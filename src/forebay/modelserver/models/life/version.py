@@ -448,8 +448,8 @@ class Version:
         """Its processes have failed for good."""
         if self.state is State.READY:
             self._move(Event.FAILED, f"{KIND_TEXT[Kind.INTERNAL]}: {why}")
-            text = f"model '{self.name}' version {self.text} is not available: {why}"
-            self._close(Refused(Kind.UNAVAILABLE, text))
+        text = f"model '{self.name}' version {self.text} is not available: {why}"
+        self._close(Refused(Kind.UNAVAILABLE, text))  # also while it is unloaded: nothing will run what is queued
 
     async def _end(self, refused: Refused | None) -> None:
         """Stop the processes; with an error, fail all queued requests first."""
