@@ -24,7 +24,7 @@ from tests.gateway.rig import (
     routes,
     working,
 )
-from tests.net.rig import Answer, lone, peer, run
+from tests.net.rig import Answer, lone, peer, run, until
 
 from forebay.core.errors import Refusal
 from forebay.core.model import Dispatch, ModelRoutes, Policy, ReplicaState, Snapshot, StandIn, Task
@@ -156,6 +156,30 @@ def test_rejected_tensor_request_is_retried_elsewhere_unless_in_a_sequence(tmp_p
             refused = next(each for each in answers if each.status == 503)
             assert error(refused) == "m"  # as the replica says itself
             assert len(workers[1].requests) == 4 + sum(each.status == 200 for each in answers)
+
+    run(main())
+
+
+@pytest.mark.parametrize("band", [b"batch", b"default"])
+def test_a_step_of_a_sequence_is_not_preempted(band: bytes, tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        worker = net(held.append)
+        worker.report = replace(worker.report, capacity=1)
+        async with cluster(tmp_path, worker, base=BASE) as front, asyncio.TaskGroup() as group:
+            priority = b"x-forebay-priority: "
+            steps = [group.create_task(front.ask(post(sequence(n), INFER, priority + band))) for n in (1, 2)]
+            await until(lambda: len(held) == 2)
+            worker.answer = echo
+            urgent = group.create_task(front.ask(post(b"{}", INFER, priority + b"interactive")))
+            async with asyncio.timeout(10):
+                while await front.metric('forebay_queue_depth{model="net"}') != 1:
+                    await asyncio.sleep(0.005)
+            for exchange in held:
+                echo(exchange)
+            assert [(await each).status for each in (*steps, urgent)] == [200] * 3
+            assert sorted(worker.bodies) == sorted([b"{}", sequence(1), sequence(2)])
 
     run(main())
 

@@ -49,7 +49,7 @@ class RequestState:
     plain = False
     """Responses are not SSE and need not be JSON: they are passed through."""
     once = False
-    """It must not be retried."""
+    """It must not be sent to a replica twice."""
     slotless = False
     """It has not been queued, and needs no slot of an engine: only the tokenizer."""
     session = b""
@@ -131,6 +131,8 @@ class RequestState:
     @property
     def yields(self) -> bool:
         """Whether its attempt may be preempted by a more urgent request: see `core.admission.RunningTicket`."""
+        if self.once:  # the replica may have run it already
+            return False
         if not self.exchange.started:
             return self.ticket.band == Band.BATCH or not self.preempted
         return self.ticket.band == Band.BATCH and self.transcript is not None and self.transcript.resumable
