@@ -11,12 +11,14 @@ from tests.gateway.rig import JSON, ROUTES, USAGE, Front, Worker, chat, cluster,
 from tests.net.rig import Answer, run, until
 
 from forebay.core.model import RecordsSpec, Task
+from forebay.core.resilience import DEFAULTS
 from forebay.net.server import Exchange, Handler
 from forebay.wire import records
 
 EMBED = replace(ROUTES, name="embed", task=Task.EMBED, hedge_after_s=0.02)
 ASK = post(b'{"model":"embed","input":"x"}', b"/v1/embeddings")
 NEVER_S = 3600.0
+TWO = 'model="embed",replica="embed-1"'
 
 
 def embedded(exchange: Exchange) -> None:
@@ -40,10 +42,10 @@ async def pair(
         yield front, one, two
 
 
-async def settled(front: Front, won: int, lost: int) -> None:
-    """Wait until nothing is under way any more, and see what was counted."""
+async def settled(front: Front, won: int, lost: int, *, in_flight: int = 0) -> None:
+    """Wait until so many attempts, by default none, are under way, and see what was counted."""
     async with asyncio.timeout(10):
-        while await front.metric('forebay_in_flight{model="embed"}') != 0:
+        while await front.metric('forebay_in_flight{model="embed"}') != in_flight:
             await asyncio.sleep(0.005)
     assert await front.metric('forebay_hedges_total{model="embed",outcome="won"}') == won
     assert await front.metric('forebay_hedges_total{model="embed",outcome="lost"}') == lost
@@ -127,6 +129,26 @@ def test_failed_hedge_does_not_affect_the_first_attempt(tmp_path: Path, fault: H
             answer = await hedged(front, one, two, fail_then_answer)
             assert (answer.status, answer.headers[b"x-forebay-replica"]) == (200, b"embed-0")
             await settled(front, won=0, lost=1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [501, 503, 504])
+def test_answer_to_a_hedge_that_is_not_the_fault_of_its_replica_does_not_trip_its_breaker(
+    status: int, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+            two.answer = lambda exchange: exchange.respond(status, [JSON], b'{"error":"too late"}')
+            for n in range(DEFAULTS.failures_max):
+                two.requests.clear()
+                async with asyncio.TaskGroup() as group:
+                    answer = group.create_task(front.ask(ASK))
+                    await until(lambda: bool(two.requests))
+                    await settled(front, won=0, lost=n + 1, in_flight=1)
+                    embedded(one.requests[-1])
+                assert answer.result().status == 200
+            assert await front.metric(f'forebay_replica_breaker{{{TWO},state="closed"}}') == 1
 
     run(main())
 

@@ -7,10 +7,10 @@ Hedges draw on the retry budget, and are sent only while the queue is empty.
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.model import Task
-from forebay.core.resilience import Outcome
+from forebay.core.resilience import Outcome, outcome_of
 from forebay.core.routing import Route
 from forebay.gateway.requests.relay import Relay
-from forebay.gateway.tensor.answers import is_retryable
+from forebay.gateway.tensor.answers import code_of, is_retryable
 from forebay.net.client import CallError, Header
 from forebay.wire.records import Attempt
 
@@ -70,8 +70,7 @@ class Hedge(Relay):
     def on_head(self, status: int, headers: list[Header]) -> None:
         first = self.first
         if is_retryable(status, headers) or status >= 500:
-            outcome = Outcome.NEUTRAL if status == 503 else Outcome.FAILED
-            first.scheduler.end_hedge(first, won=False, reason=str(status), outcome=outcome)
+            first.scheduler.end_hedge(first, won=False, reason=str(status), outcome=outcome_of(code_of(status)))
             return
         first.scheduler.end_hedge(first, won=True)
         first.on_head(status, headers)
