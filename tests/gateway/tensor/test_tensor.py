@@ -22,6 +22,7 @@ from tests.gateway.rig import (
     fronting,
     post,
     routes,
+    silent,
     working,
 )
 from tests.net.rig import Answer, lone, peer, run, until
@@ -215,6 +216,22 @@ def test_late_response_dropped_by_its_replica_is_a_deadline_error(tmp_path: Path
             assert (got.status, error(got)) == (504, "its deadline cannot be met: 2 ms are left")
             assert await front.metric('forebay_requests_total{code="deadline_exceeded",model="net"}') == 1
             assert sum(len(each.requests) for each in workers) == 1, "another one is not faster"
+
+    run(main())
+
+
+def test_a_hedged_stream_that_has_not_begun_ends_at_its_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = [net(silent), net(silent, 1)]
+        async with cluster(tmp_path, *workers, base=replace(BASE, hedge_after_s=0.02)) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            late = await front.ask(post(b"{}", b"/v2/models/net/generate_stream", b"x-forebay-deadline-ms: 300"))
+            assert (late.status, error(late)) == (
+                504,
+                "The answer had not started within 300 ms (x-forebay-deadline-ms).",
+            )
+            assert await front.metric('forebay_in_flight{model="net"}') == 0
+            assert await front.metric('forebay_hedges_total{model="net",outcome="lost"}') == 1
 
     run(main())
 

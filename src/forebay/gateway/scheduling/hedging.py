@@ -87,6 +87,7 @@ class Hedge(Relay):
 
 def begin_hedge(scheduler: "Scheduler", relay: Relay) -> None:
     """Send a hedge, as the response is late, if a second replica has room and the retry budget allows it."""
+    scheduler.watch_deadline(relay, scheduler.now())  # a request has one timer, which was the hedge's until now
     served, link = relay.served, relay.link
     if link is None or relay not in link.attempts or not relay.unanswered or served.waiting:
         return

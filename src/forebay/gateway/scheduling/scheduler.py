@@ -133,9 +133,14 @@ class Scheduler:
                 served.homes.settle(relay.routing.key, link.id)
         if served.split is not None:
             sent(self, relay, link, served.split)
-        if relay.hedge_after_s:
+        if relay.hedge_after_s and now + relay.hedge_after_s < relay.ticket.last:
             self._call_later(relay, relay.hedge_after_s, begin_hedge)
-        elif relay.streams and relay.ticket.last < inf and not relay.exchange.started:
+        else:
+            self.watch_deadline(relay, now)
+
+    def watch_deadline(self, relay: Relay, now: float) -> None:
+        """Reject a stream at its deadline if it has not begun by then."""
+        if relay.streams and relay.ticket.last < inf and not relay.exchange.started:
             self._call_later(relay, relay.ticket.last - now, out_of_time)
 
     def _call_later(self, relay: Relay, seconds: float, call: Callable[["Scheduler", Relay], None]) -> None:
