@@ -69,7 +69,7 @@ class Served:
         self.pumping = False
         """Whether the queue is being pumped now: guards against recursion."""
         self.stay_s = 0.0
-        """Sum over all ended requests of their time in the gateway, in seconds."""
+        """Sum over all requests that have ended, or went to another model, of their time here, in seconds."""
         self.homes = SessionHomes()
         self._judged_at = 0.0
         self.waiting: RequestQueue[Relay] = RequestQueue(routes.queue_max, routes.queue_timeout_s)

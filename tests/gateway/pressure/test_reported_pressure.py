@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from tests.gateway.rig import (
+    CHAT,
     EVENT_STREAM,
     ROUTES,
     Front,
@@ -17,9 +18,10 @@ from tests.gateway.rig import (
     fronting,
     post,
     routes,
+    whole,
     working,
 )
-from tests.net.rig import peer, run
+from tests.net.rig import peer, run, until
 
 from forebay.core.model import Condition, Endpoint, Policy, StandIn
 from forebay.core.pressure import Pressure, TrafficCounters
@@ -135,6 +137,40 @@ def test_request_served_by_a_fallback_counts_for_the_requested_model(tmp_path: P
             found = (await reported_pressure(front)).models
             assert (found["chat"].arrivals, found["chat"].refused, found["chat"].completions) == (1, 1, 0)
             assert (found["other"].arrivals, found["other"].completions) == (1, 1)
+
+    run(main())
+
+
+def test_time_in_the_queue_of_a_model_stays_there_when_its_fallback_takes_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        held: list[Exchange] = []
+        worker, other = Worker(held.append), Worker(model="other", replica="other-0")
+        worker.report = replace(worker.report, capacity=1)
+        base = replace(ROUTES, fallback=(StandIn("other"),), queue_max=1, queue_timeout_s=600.0)
+        async with (
+            working(worker, other),
+            fronting(tmp_path, routes(worker, base=base), routes(other, base=replace(ROUTES, name="other"))) as front,
+            peer(front.port) as waits,
+            asyncio.TaskGroup() as group,
+        ):
+            await until(lambda: worker.polls > 1 < other.polls)
+            running = [group.create_task(front.ask(post(chat()))) for _ in range(3)]
+            await until(lambda: len(held) == 3)
+            waits.send(post(chat()))
+            start = await until_reported(front, waiting=1)
+            await asyncio.wait_for(_until_longer(front, start.stay_s + 1.0), 10)
+            before = (await reported_pressure(front)).models["chat"]
+            urgent = group.create_task(front.ask(post(chat(), CHAT, b"x-forebay-priority: interactive")))
+            assert (await waits.answer()).headers[b"x-forebay-dispatch"] == b"chat is saturated"
+            assert (await reported_pressure(front)).models["chat"].stay_s >= before.stay_s
+            waited_s = [
+                await front.metric(f'forebay_queue_wait_seconds_sum{{model="{name}"}}') for name in ("chat", "other")
+            ]
+            assert waited_s[0] > waited_s[1]
+            worker.answer = whole
+            for exchange in held:
+                whole(exchange)
+            assert {(await each).status for each in (*running, urgent)} == {200}
 
     run(main())
 

@@ -65,9 +65,10 @@ def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> boo
     endpoint, _, request = made
     if not endpoint.runs or TOKEN_IDS.match(request.text):  # token ids mean other text in another model's vocabulary
         return False
-    if before.waiting.band(relay) is not None:
-        relay.waited(scheduler.now())
-        before.waiting.leave(relay)
+    now = scheduler.now()
+    if now > (relay.free_at or relay.began):  # in the queue, which it may have left already
+        relay.waited(now)
+    before.waiting.leave(relay)
     before.account.fell_back(trouble).inc()
     relay.asked = relay.asked or chosen.model
     _hand_over(scheduler, relay, found, made)
@@ -121,7 +122,9 @@ def _made_for(relay: "Relay", model: str) -> Made | None:
 def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made) -> None:
     """Pass it to another model, at once or when there is room."""
     endpoint, body, request = made
-    relay.chosen, relay.served = found, scheduler.served[found.model]
+    now = scheduler.now()
+    relay.served.stay_s += now - relay.arrived
+    relay.chosen, relay.served, relay.joined = found, scheduler.served[found.model], now
     relay.routing, relay.charge, relay.session, relay.side = None, None, b"", None
     if relay.timer is not None:
         relay.timer.cancel()
@@ -133,7 +136,7 @@ def _hand_over(scheduler: "Scheduler", relay: "Relay", found: Chosen, made: Made
     elif relay.instead is not None and found.model == found.before[0]:
         relay.refuse(*relay.instead)
     else:  # breakers may have changed state
-        relay.served.waiting.enter_again(relay, relay.ticket, scheduler.now())
+        relay.served.waiting.enter_again(relay, relay.ticket, now)
 
 
 def fall_back_all(scheduler: "Scheduler", served: "Served", now: float) -> None:

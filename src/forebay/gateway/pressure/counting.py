@@ -54,11 +54,11 @@ def _counters(served: "Served", ended: int, refused: int, now: float) -> Traffic
     stay_s = served.stay_s
     for relay in served.waiting.unordered():
         here += 1
-        stay_s += now - relay.began
+        stay_s += now - relay.arrived
         waiting_tokens += tokens(relay.prompt_bytes)
     for relay in _running(served):
         here += 1
-        stay_s += now - relay.began
+        stay_s += now - relay.arrived
         prompt_tokens += tokens(relay.prompt_bytes)
     live = [link for link in served.links if link.live]
     first = account.ttft if served.routes.task is Task.CHAT else account.duration

@@ -80,6 +80,8 @@ class RequestState:
     timer: "TimerHandle | None" = None
     queued_s = 0.0
     """Total time spent queued before its attempts, in seconds."""
+    joined = 0.0
+    """When it was passed on to the model that serves it now, on the loop's clock; 0: it came to that one at once."""
     free_at = 0.0
     """When its last attempt or its last wait ended, on the loop's clock; 0: neither has."""
     attempts: tuple[Attempt, ...] = ()
@@ -136,6 +138,11 @@ class RequestState:
         if not self.exchange.started:
             return self.ticket.band == Band.BATCH or not self.preempted
         return self.ticket.band == Band.BATCH and self.transcript is not None and self.transcript.resumable
+
+    @property
+    def arrived(self) -> float:
+        """When it came to the model that serves it now."""
+        return self.joined or self.began
 
     @property
     def unanswered(self) -> bool:

@@ -272,7 +272,7 @@ class Scheduler:
             if relay.hedge is not None:
                 self.end_hedge(relay, won=False)
         served, link = relay.served, relay.link
-        served.stay_s += now - relay.began
+        served.stay_s += now - relay.arrived
         estimate = served.lengths.tokens(relay.prompt_bytes)
         spent = estimate_usage(relay, code, now) or used(relay.reported, relay.begun, relay.events, estimate)
         work = spent.prompt + spent.completion
