@@ -263,6 +263,29 @@ def test_stream_cut_by_a_stopping_gateway_ends_in_an_error_event(tmp_path: Path,
     run(main())
 
 
+def test_stream_of_a_removed_model_ends_in_an_error_event_when_the_gateway_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker, other = Worker(), Worker(replica="other-0", model="other")
+        base = replace(ROUTES, name="other")
+        async with working(worker, other), fronting(tmp_path, routes(worker), routes(other, base=base)) as front:
+            await until(lambda: worker.polls > 1 < other.polls)
+            worker.answer = lambda exchange: exchange.start(200, [EVENT_STREAM], b'data: {"n":1}\n\n')
+            async with peer(front.port) as client:
+                client.send(post(chat(stream=True)))
+                await read_until(client, b"\n\n\r\n")
+                front.write(routes(other, base=base))
+                async with asyncio.timeout(10):
+                    while b'"id":"chat"' in (await front.get(b"/v1/models")).body:
+                        await asyncio.sleep(0.005)
+                front.signals.put_nowait(15)
+                front.signals.put_nowait(15)
+                assert b'"code":"stream_interrupted"' in await client.rest()
+            await until(front.done.done)
+            assert [line["code"] for line in front.lines() if line["status"] == 200] == ["stream_interrupted"]
+
+    run(main())
+
+
 def test_metrics_scrape_aggregates_live_gateway_processes(tmp_path: Path) -> None:
     async def main() -> None:
         worker = Worker()

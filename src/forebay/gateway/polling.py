@@ -90,6 +90,8 @@ class Fleet:
             self._relink(gone, replace(gone.routes, replicas=()))
             for relay in gone.waiting.waiting():
                 relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{name}` was removed.", "model"))
+            scheduler = gateway.scheduler
+            scheduler.removed = [each for each in (*scheduler.removed, gone) if each.in_flight]
         for routes in snapshot.models:
             served = gateway.served.get(routes.name)
             if served is None:

@@ -43,6 +43,8 @@ class Scheduler:
     def __init__(self, spec: GatewaySpec, log: entries.RequestLog, rng: Random) -> None:
         self.served: dict[str, Served] = {}
         """The models, by name. `polling.Fleet` adds and removes them and their replicas."""
+        self.removed: list[Served] = []
+        """Models that are not served any more, with requests that may finish."""
         self.dispatcher = Dispatcher()
         self.log = log
         self.rng = rng
@@ -216,7 +218,7 @@ class Scheduler:
 
     def close(self) -> None:
         """The process is exiting: every request without its whole answer ends with an error."""
-        for served in self.served.values():
+        for served in (*self.served.values(), *self.removed):
             links = (*served.links, *served.leaving)
             attempts = [relay for link in links for relay in link.attempts if not isinstance(relay, Hedge)]
             for relay in (*served.waiting.waiting(), *attempts):
