@@ -81,7 +81,9 @@ def tokens_are_as_told(world: World, records: list[Decision]) -> None:
         told = job.told if job is not None else None
         found = (record.prompt_tokens, record.completion_tokens, record.cached_tokens)
         unheard = job is not None and not job.heard
-        gave_way = bool(record.attempts) and record.attempts[-1].outcome == GAVE_WAY  # what it had is nobody's
+        last_outcome = record.attempts[-1].outcome if record.attempts else ""
+        cut_off = record.status != 200 and last_outcome in {"lost", "protocol"}  # its client got nothing of it
+        gave_way = last_outcome == GAVE_WAY or cut_off  # what it had is nobody's
         sent = sum(served.sent[record.request_id] for served in world.all_served)
         if not record.estimated and found != (0, 0, 0):
             assert found == told, f"{told} were told last: {record}"

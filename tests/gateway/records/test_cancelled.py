@@ -12,7 +12,9 @@ from tests.gateway.records.rig import ledger_sums
 from tests.gateway.rig import (
     CHAT,
     EVENT_STREAM,
+    JSON,
     ROUTES,
+    USAGE,
     Front,
     Worker,
     chat,
@@ -116,6 +118,21 @@ def test_final_usage_of_a_stream_takes_precedence(tmp_path: Path) -> None:
     run(main())
     sums = billed(tmp_path)
     assert (sums.prompt_tokens, sums.completion_tokens, sums.cached_tokens, sums.estimated) == (7, 5, 2, 0)
+
+
+def test_an_answer_that_is_cut_off_before_its_client_has_any_of_it_is_not_billed(tmp_path: Path) -> None:
+    def cut(exchange: Exchange) -> None:
+        exchange.start(200, [JSON, USAGE], b'{"object":')
+        exchange.abort()
+
+    async def main() -> None:
+        records = RecordsSpec(str(tmp_path / "records"))
+        async with cluster(tmp_path, Worker(cut), Worker(cut, "chat-1"), records=records) as front:
+            assert (await front.ask(post(chat()))).status == 502
+
+    run(main())
+    sums = billed(tmp_path)
+    assert (sums.requests, sums.prompt_tokens, sums.completion_tokens) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])

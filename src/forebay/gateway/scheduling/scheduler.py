@@ -11,6 +11,7 @@ from forebay.core.errors import CLIENT_CLOSED, OK, Code, Refusal
 from forebay.core.model import Condition, GatewaySpec
 from forebay.core.resilience import Outcome, RetryBudget, outcome_of
 from forebay.core.routing import Chooser, Route, Shed, Wait, Why, choose
+from forebay.gateway.account import UNREPORTED
 from forebay.gateway.dispatch.dispatching import Dispatcher, missing_revision
 from forebay.gateway.dispatch.fallback import fall_back, fall_back_all, fall_back_or_reject
 from forebay.gateway.fleet import Served
@@ -243,6 +244,8 @@ class Scheduler:
         relay.attempts += (Attempt(link.id, relay.why, reason, now - relay.since),)
         self.end_attempt(relay, outcome, now)
         begun, failed = relay.exchange.started, (link.id, link.generation)
+        if not begun:  # of a whole answer that was cut off the client gets nothing
+            relay.usage = UNREPORTED
         if begun or not renewed:  # the replaced engine may get it once more; a second crash is no coincidence
             relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         retry(self, relay, reason, problem, now)
