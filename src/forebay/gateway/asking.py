@@ -198,6 +198,7 @@ def prepare(relay: "Relay", request: RequestFields, body: bytes, endpoint: "Endp
         relay.plain = True
         sequence = request.sequence
         relay.once = bool(sequence)
+        relay.mid_sequence = relay.once and not request.begins
     short = endpoint.task is not _CHAT or not endpoint.runs  # and every replica answers the same
     if short and relay.ticket.band < _BATCH and not sequence:
         relay.hedge_after_s = routes.hedge_after_s

@@ -60,8 +60,8 @@ def error(answer: Answer) -> str:
     return str(msgspec.json.decode(answer.body)["error"])
 
 
-def sequence(id: int | str) -> bytes:
-    return msgspec.json.encode({"parameters": {"sequence_id": id, "sequence_start": True}, "inputs": []})
+def sequence(id: int | str, *, start: bool = True) -> bytes:
+    return msgspec.json.encode({"parameters": {"sequence_id": id, "sequence_start": start}, "inputs": []})
 
 
 def test_tensor_bodies_are_relayed_verbatim_with_their_binary_headers(tmp_path: Path) -> None:
@@ -201,6 +201,25 @@ def test_a_sequence_stays_at_one_replica_whatever_the_policy(policy: Policy, tmp
                 where.add((await front.ask(post(top, b"/v2/models/net/generate"))).headers[b"x-forebay-replica"])
                 assert len(where) == 1
             assert sum(bool(each.requests) for each in workers) > 1
+
+    run(main())
+
+
+def test_a_sequence_stays_at_its_replica_while_the_breaker_of_that_is_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = {f"net-{index}": net(index=index) for index in range(2)}
+        async with cluster(tmp_path, *workers.values(), base=BASE) as front:
+            await until(lambda: all(each.polls > 1 for each in workers.values()))
+            begun = [await front.ask(post(sequence(id), INFER)) for id in range(1, 9)]
+            homes = [each.headers[b"x-forebay-replica"].decode() for each in begun]
+            assert set(homes) == workers.keys()
+            workers["net-0"].answer = failing(500, "internal_error")
+            while await front.metric('forebay_replica_breaker{model="net",replica="net-0",state="open"}') != 1:
+                await front.ask(post(b"{}", INFER))
+            workers["net-0"].answer = echo
+            for id, home in enumerate(homes, 1):
+                got = await front.ask(post(sequence(id, start=False), INFER))
+                assert got.headers[b"x-forebay-replica"] == home.encode()
 
     run(main())
 

@@ -50,6 +50,8 @@ class RequestState:
     """Responses are not SSE and need not be JSON: they are passed through."""
     once = False
     """It must not be sent to a replica twice."""
+    mid_sequence = False
+    """One replica has the state that it needs: it does not begin its sequence."""
     slotless = False
     """It has not been queued, and needs no slot of an engine: only the tokenizer."""
     session = b""

@@ -23,8 +23,9 @@ def choose_replica(
 ) -> Route | Wait | Shed:
     """Choose among the replicas that are not in `tried`.
 
-    Those that their breakers exclude are used only if all others were tried; with `admissible_only`, never. Those
-    where an urgent request would queue even after preempting batch work are used only if there is no other.
+    Those that their breakers exclude are used only if all others were tried, or by sequences that have begun; with
+    `admissible_only`, only by these. Those where an urgent request would queue even after preempting batch work are
+    used only if there is no other.
     """
     served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
@@ -40,7 +41,7 @@ def choose_replica(
         links = served.seen_by(band, scheduler.now())
         if band < BATCH and not (routing is not None and routing.stays):
             crowded = served.full_for_urgent()
-    if served.troubled:
+    if served.troubled and not relay.mid_sequence:
         live = [link for link in served.links if link.live]
         allowed = admissible([link.breaker for link in live], scheduler.now())
         excluded = [(link.id, link.generation) for at, link in enumerate(live) if at not in allowed]

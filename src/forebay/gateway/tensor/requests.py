@@ -2,7 +2,7 @@
 the unchanged body. The model is named by the path, or by a field of the body."""
 
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -62,11 +62,13 @@ class _Named(msgspec.Struct, gc=False):
 
 class _Parameters(msgspec.Struct, gc=False):
     sequence_id: int | str = 0
+    sequence_start: Any = False
 
 
 class _Sequence(msgspec.Struct, gc=False):
     parameters: _Parameters | None = None
     sequence_id: int | str = 0
+    sequence_start: Any = False
 
 
 _named = msgspec.json.Decoder(_Named).decode
@@ -99,9 +101,11 @@ def request_fields(endpoint: Endpoint, exchange: Exchange, body: bytes) -> Reque
     text = memoryview(body)
     if endpoint.model:
         streams = endpoint.path.endswith("/generate_stream")
-        sequence = _sequence_of(exchange, body)
+        sequence, begins = _sequence_of(exchange, body)
         size = 0 if any(exchange.header(name) is not None for name in PACKED) or _is_raw(exchange) else len(body)
-        return RequestFields(endpoint.model, text, stream=streams, sequence=sequence, choices=0, text_bytes=size)
+        return RequestFields(
+            endpoint.model, text, stream=streams, sequence=sequence, begins=begins, choices=0, text_bytes=size
+        )
     kind = exchange.header(b"content-type") or b""
     if _is_form(kind):
         places = find_fields(kind, body, (b"model", b"stream"))
@@ -145,18 +149,20 @@ def _is_raw(exchange: Exchange) -> bool:
     return (exchange.header(b"content-type") or b"").startswith(b"application/octet-stream")
 
 
-def _sequence_of(exchange: Exchange, body: bytes) -> bytes:
-    """The sequence id of a request; empty if there is none, or the body is packed and hides it."""
+def _sequence_of(exchange: Exchange, body: bytes) -> tuple[bytes, bool]:
+    """The sequence id of a request, empty if there is none, or the body is packed and hides it; and whether it begins
+    the sequence."""
     length = exchange.header(b"inference-header-content-length")
     if length is not None and length.isdigit() and len(length) < 12:
         body = body[: int(length)]
     elif _is_raw(exchange):
-        return b""
+        return b"", False
     if SEQUENCE not in body:
-        return b""
+        return b"", False
     try:
         read = _sequence(body)
     except UNREADABLE:  # the replica will report it
-        return b""
-    found = (read.parameters.sequence_id if read.parameters is not None else 0) or read.sequence_id
-    return str(found).encode("utf-8", "surrogatepass") if found else b""
+        return b"", False
+    given = read.parameters or _Parameters()
+    found, begins = given.sequence_id or read.sequence_id, given.sequence_start or read.sequence_start
+    return (str(found).encode("utf-8", "surrogatepass") if found else b""), begins is True

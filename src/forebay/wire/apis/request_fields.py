@@ -28,10 +28,11 @@ class RequestFields:
 
     `text`: the JSON of the prompt. `limit`: the most output tokens; 0 if absent, or not a number that a replica
     accepts. `choices`: how many are generated in all. Requests with the same `sequence` need state held by one
-    replica. Tokens are estimated from `text_bytes`, which is less than the length of `text` if that contains images.
+    replica, which the one that `begins` it creates. Tokens are estimated from `text_bytes`, which is less than the
+    length of `text` if that contains images.
     """
 
-    __slots__ = ("choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
+    __slots__ = ("begins", "choices", "limit", "model", "sequence", "stream", "text", "text_bytes")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class RequestFields:
         limit: int = 0,
         choices: int = 1,
         sequence: bytes = b"",
+        begins: bool = False,
         text_bytes: int = -1,
     ) -> None:
         self.model = model
@@ -50,6 +52,7 @@ class RequestFields:
         self.limit = limit
         self.choices = choices
         self.sequence = sequence
+        self.begins = begins
         self.text_bytes = text_bytes if text_bytes >= 0 else len(text) or 1
 
 
