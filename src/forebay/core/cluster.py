@@ -207,7 +207,8 @@ class ModelSettings(Section):
     """Targets."""
     fallback: tuple[StandInSettings, ...] = ()
     """Models that serve its requests when it cannot, in order: names, or sections. Requests that involve token ids
-    (`/v1/tokenize`, `count_tokens`, ids as a prompt) are exempt, as another model has another vocabulary."""
+    (`/v1/tokenize`, `count_tokens`, ids as a prompt) are exempt, as another model has another vocabulary; so are
+    sequences, whose state is in a replica."""
     fallback_default: Literal["allow", "deny"] = "allow"
     """Whether fallback is allowed for a request without the header `x-forebay-fallback`."""
     price_per_mtok: Annotated[float, Field(ge=0)] | None = None

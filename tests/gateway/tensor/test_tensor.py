@@ -367,6 +367,26 @@ async def pair(folder: Path, first: Worker, second: Worker, **more: Any) -> Asyn
             yield front
 
 
+def test_no_step_of_a_sequence_goes_to_a_fallback_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = net(), net(model="spare")
+        async with pair(tmp_path, first, second) as front:
+            await until(lambda: first.polls > 1 < second.polls)
+            assert (await front.ask(post(sequence(1), INFER))).headers[b"x-forebay-model"] == b"net"
+            first.report = replace(first.report, state=ReplicaState.WARMING)
+            while (await front.ask(post(b"{}", INFER))).headers[b"x-forebay-model"] != b"spare":
+                pass
+            async with asyncio.TaskGroup() as group:
+                step = group.create_task(front.ask(post(sequence(1, start=False), INFER)))
+                async with asyncio.timeout(10):
+                    while await front.metric('forebay_queue_depth{model="net"}') != 1:
+                        await asyncio.sleep(0.005)
+                first.report = replace(first.report, state=ReplicaState.READY)
+            assert step.result().headers[b"x-forebay-model"] == b"net"
+
+    run(main())
+
+
 def test_fallback_model_gets_the_tensor_request_under_its_own_name(tmp_path: Path) -> None:
     async def main() -> None:
         full = failing(503, "overloaded", RETRYABLE)

@@ -50,7 +50,7 @@ def fall_back_or_reject(
 def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> bool:
     """Send it to a fallback model, if there is one and the caller allows it."""
     before = relay.served
-    if relay.exchange.started:
+    if relay.exchange.started or relay.once:  # another model has no state of a sequence
         return False
     chosen = relay.chosen or Chosen(before.routes.name, "")
     tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
