@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.gateway.dispatch.test_hedging import EMBED
-from tests.gateway.rig import JSON, USAGE, Worker, cluster, failing, post
+from tests.gateway.rig import CHAT, JSON, ROUTES, USAGE, Worker, chat, cluster, failing, post, routes, working
 from tests.gateway.splitting.rig import (
     ROLLOUT,
     ask,
@@ -27,7 +27,7 @@ from tests.gateway.splitting.rig import (
 from tests.net.rig import peer, run, until
 
 from forebay.core.deploy.samples import Observed, Pair, Sample
-from forebay.core.model import Task
+from forebay.core.model import StandIn, Task
 from forebay.core.rollout.values import Arm
 from forebay.gateway.rollout.reporting import PAGE_PAIRS_MAX, PAGE_SAMPLES_MAX, PAIRS_MAX, SAMPLES_MAX, Observations
 from forebay.net.server import Exchange
@@ -97,6 +97,24 @@ def test_request_rejected_by_its_revision_is_sampled_as_a_rejection(tmp_path: Pa
             await front.ask(ask(next(ids(Arm.CANARY, 0.5))))
             await front.ask(post(b"{", b"/v1/chat/completions"))  # the gateway's own refusal tells nothing
             assert [each.code for each in (await observed(front)).samples] == ["invalid_request"]
+
+    run(main())
+
+
+def test_rejection_by_a_revision_of_a_fallback_model_is_sampled_though_the_request_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        workers = (stable(said("Yes.")), canary(failing(400, "context_length_exceeded")))
+        spare = Worker(said("Yes."), "spare-0", "spare")
+        async with working(spare), splitting(tmp_path, HALF, *workers) as front:
+            meant = replace(ROUTES, name="big", fallback=(StandIn("chat"), StandIn("spare")))
+            models = replace(routes(*workers), split=HALF), meant, routes(spare, base=replace(ROUTES, name="spare"))
+            front.write(*models)
+            await until(lambda: spare.polls > 1)
+            fields = b"x-request-id: " + next(ids(Arm.CANARY, 0.5)).encode()
+            answer = await front.ask(post(chat("big"), CHAT, fields))
+            assert answer.headers[b"x-forebay-model"] == b"spare"
+            (sample,) = (await observed(front)).samples
+            assert (sample.arm, sample.code) == (Arm.CANARY, "context_length_exceeded")
 
     run(main())
 

@@ -7,7 +7,6 @@ from forebay.core.admission import Band
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition
-from forebay.core.resilience import Outcome
 from forebay.core.routing import Route, may_wait
 from forebay.core.tenancy import ANONYMOUS
 from forebay.gateway.asking import prepare
@@ -15,7 +14,6 @@ from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.tensor import requests as tensor
 from forebay.wire.apis.request_fields import RequestFields
-from forebay.wire.records import Attempt
 
 TOKEN_IDS: Final = re.compile(rb"\s*\[[\s\[]*[0-9]")
 """Start of a prompt given as token ids."""
@@ -81,14 +79,13 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
     The next fallback is tried. Without one it is queued for its own model again; if that had rejected it already, it
     gets that error, unless a replica has become free meanwhile.
     """
-    chosen, link = relay.chosen, relay.link
-    if chosen is None or not chosen.before or code not in UNABLE or link is None:
+    chosen = relay.chosen
+    if chosen is None or not chosen.before or code not in UNABLE:
         return False
     if chosen.model == chosen.before[0]:  # its own model, after a fallback model refused it: so this is the answer
         return False
     now, freed = scheduler.now(), relay.served
-    relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
-    scheduler.end_attempt(relay, Outcome.NEUTRAL, now)
+    scheduler.attempt_rejected(relay, code, now)
     if not fall_back(scheduler, relay, chosen.trouble):
         _hand_back(scheduler, relay, chosen)
     if freed.waiting:

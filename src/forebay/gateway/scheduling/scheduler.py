@@ -250,6 +250,15 @@ class Scheduler:
             relay.tried = (*relay.tried, failed) if relay.stuck or not begun else (failed,)
         retry(self, relay, reason, problem, now)
 
+    def attempt_rejected(self, relay: Relay, code: str, now: float) -> None:
+        """A fallback model cannot serve the request, which goes on elsewhere."""
+        link = relay.link
+        assert link is not None
+        if relay.side is not None:
+            report(self, relay, code, Outcome.NEUTRAL, now)
+        relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
+        self.end_attempt(relay, Outcome.NEUTRAL, now)
+
     def end_hedge(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         """Drop one of its two attempts: the first if the hedge `won`, else the hedge."""
         end_hedge(self, relay, won, reason, outcome)
