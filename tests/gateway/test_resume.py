@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.gateway.rig import (
+    CHAT,
     EVENT_STREAM,
     RETRYABLE,
     USAGE,
@@ -24,9 +25,11 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import peer, run, until
 
-from forebay.core.model import ReplicaState
+from forebay.core.model import RecordsSpec, ReplicaState
+from forebay.core.resilience import DEFAULTS
 from forebay.gateway.scheduling.retrying import STUCK_MAX
 from forebay.net.server import Exchange, Handler
+from forebay.wire import records
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head, Usage
 
 WORDS = tuple(f" wörd{n}\n" for n in range(60))
@@ -149,6 +152,26 @@ def test_a_stream_that_cannot_be_resumed_ends_with_one_error(tmp_path: Path, oth
             assert await front.metric('forebay_in_flight{model="chat"}') == 0
 
     run(main())
+
+
+def test_a_replica_that_cannot_resume_a_stream_did_not_interrupt_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        spec = RecordsSpec(str(tmp_path / "records"))
+        workers = [Worker(Story(*[3] * 50), "chat-0"), Worker(failing(409, "not_resumable"), "chat-1")]
+        async with cluster(tmp_path, *workers, records=spec) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            for _ in range(DEFAULTS.failures_max):
+                async with peer(front.port) as client:
+                    client.send(post(chat(stream=True), CHAT, b"connection: close"))
+                    assert b"stream_interrupted" in await client.rest()
+            breaker = 'forebay_replica_breaker{model="chat",replica="chat-1",state="closed"}'
+            assert await front.metric(breaker) == 1
+
+    run(main())
+    (file,) = (tmp_path / "records").rglob("decisions-*.log")
+    found = [d for p in records.payloads(file.read_bytes()).whole for d in records.decisions(p)]
+    broken = [each for each in found if each.code == "stream_interrupted"]
+    assert {tuple(each.outcome for each in decision.attempts) for decision in broken} == {("lost", "not_resumable")}
 
 
 def test_a_stream_marked_not_resumable_is_not_resumed(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class Relay(RequestState):
                     self._first(whole)
         elif mode == BYTES:
             self.exchange.write(data)
-        elif mode != FAILED:
+        else:
             self._size += len(data)
             self.body.append(data)
             if self._size > self.scheduler.response_buffer_bytes_max:
@@ -215,6 +215,8 @@ class Relay(RequestState):
         elif mode == RETRY:
             self._retry_refused()
         elif mode == FAILED:
+            code = code_in(b"".join(self.body), code_of(self.status))
+            self.scheduler.attempt_rejected(self, code, self.scheduler.now())
             self._interrupted()
         elif self._error:
             if self._error not in CODES:  # an error code unknown here, or none
@@ -303,7 +305,7 @@ class Relay(RequestState):
     def _on_resumed_head(self, status: int, headers: list[Header]) -> None:
         """The response head of the replica that is to resume a stream."""
         if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
-            self.mode = FAILED
+            self.mode, self.body = FAILED, []
             return
         self.mode, self._heard = EVENTS, False
         self._listen()
@@ -325,7 +327,7 @@ class Relay(RequestState):
     def _overflow(self) -> None:
         """Too large to buffer: pass the rest of the response through."""
         body, self.body = self.body, []
-        if self.mode == RETRY:
+        if self.mode in {RETRY, FAILED}:
             return
         self.mode = BYTES
         self._listen()

@@ -251,13 +251,14 @@ class Scheduler:
         retry(self, relay, reason, problem, now)
 
     def attempt_rejected(self, relay: Relay, code: str, now: float) -> None:
-        """A fallback model cannot serve the request, which goes on elsewhere."""
-        link = relay.link
+        """A replica responded with an error that is not the client's: a fallback model cannot serve the request, or a
+        stream cannot go on there."""
+        link, outcome = relay.link, outcome_of(Code(code))
         assert link is not None
         if relay.side is not None:
-            report(self, relay, code, Outcome.NEUTRAL, now)
+            report(self, relay, code, outcome, now)
         relay.attempts += (Attempt(link.id, relay.why, code, now - relay.since),)
-        self.end_attempt(relay, Outcome.NEUTRAL, now)
+        self.end_attempt(relay, outcome, now)
 
     def end_hedge(self, relay: Relay, *, won: bool, reason: str = HEDGED, outcome: Outcome = Outcome.NEUTRAL) -> None:
         """Drop one of its two attempts: the first if the hedge `won`, else the hedge."""
