@@ -107,6 +107,16 @@ def test_a_chat_request_with_every_supported_field_is_read() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("parsed", [{"city": "Rome"}, [1], "a", None])
+def test_answer_that_a_client_has_parsed_can_be_sent_back(parsed: Any) -> None:
+    """As `client.chat.completions.parse` returns it: with the content as an object."""
+    turn = {"role": "assistant", "content": "{}", "refusal": None, "tool_calls": None}
+    question = CHAT["messages"][0]
+    assert chat(messages=[question, {**turn, "parsed": parsed}, question]) == chat(
+        messages=[question, turn, question]
+    )
+
+
 def test_plain_request_requires_no_engine_features() -> None:
     for request in (
         chat(temperature=0.3, top_p=1, max_tokens=5, stop=["x"], repetition_penalty=1.0, top_k=-1, min_p=0, n=8),

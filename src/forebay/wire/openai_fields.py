@@ -242,6 +242,10 @@ def ignored_text(value: Any, path: str) -> None:
     _ANY_TEXT(value, path)
 
 
+def anything(value: Any, path: str) -> None:
+    """Accepts fields that an earlier response carried and a prompt has no place for."""
+
+
 def metadata(value: Any, path: str) -> dict[str, str]:
     """OpenAI's metadata: a few short strings."""
     if type(value) is not dict or len(value) > METADATA_PAIRS_MAX:
@@ -272,6 +276,7 @@ def json_schema(value: Any, path: str) -> str:
 _SHAPES: Final[dict[Reader, Shape]] = {
     boolean: {"type": "boolean"},
     ignored_text: {"type": "string"},
+    anything: {},
     metadata: {
         "type": "object",
         "maxProperties": METADATA_PAIRS_MAX,

@@ -13,6 +13,7 @@ from forebay.wire.openai_fields import (
     INT64_MAX,
     INT64_MIN,
     Reader,
+    anything,
     array_shape,
     boolean,
     decode,
@@ -302,6 +303,7 @@ _MESSAGE: dict[str, Reader] = {
     "annotations": only([]),
     "function_call": only(),
     "tool_calls": only([]),
+    "parsed": anything,  # what OpenAI's clients add to an answer in JSON, and send back with it
 }
 shaped(messages, array_shape(object_shape(_MESSAGE, ("role", "content")), 1, MESSAGES_MAX))
 _FORMAT: dict[str, Reader] = {"type": one_of("text", "json_object", "json_schema")}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from forebay.wire.openai_fields import (
     Reader,
+    anything,
     array_shape,
     boolean,
     decode,
@@ -105,19 +106,14 @@ def _format(value: Any, path: str) -> str | None:
     return ANY_OBJECT_SCHEMA if kind == "json_object" else None
 
 
-def _anything(value: Any, path: str) -> None:
-    """Accepts fields that an earlier response carried and a prompt has no place for."""
-
-
 _ANY_TEXT: Final = text()
 _PART: Final[dict[str, Reader]] = {
     "type": one_of("input_text", "output_text"),
     "text": _ANY_TEXT,
-    "annotations": _anything,
-    "logprobs": _anything,
+    "annotations": anything,
+    "logprobs": anything,
     "prompt_cache_breakpoint": only(),
 }
-shaped(_anything, {})
 shaped(_part, object_shape(_PART, ("type", "text")))
 _ITEM: Final[dict[str, Reader]] = {
     "type": one_of("message"),
