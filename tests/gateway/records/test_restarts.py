@@ -195,6 +195,27 @@ def test_partial_writes_on_a_full_disk_are_counted_once_by_the_successor(tmp_pat
     assert verify(tmp_path / "gateway-0").ok
 
 
+def test_seal_of_a_truncated_batch_stays_in_its_file(tmp_path: Path) -> None:
+    """Even if it makes that file a little larger than configured."""
+    disk = Disk()
+    records = started(tmp_path, disk, decisions=False)
+    records.finished(facts(0))
+    records.flush(0.0)
+    for n in range(1, 5):
+        records.finished(facts(n))
+    disk.room = 1200
+    records.flush(0.0)
+    killed(records, disk)
+    size = audit_files(tmp_path)[0].stat().st_size
+    records = started(tmp_path, file_bytes_max=size, decisions=False)
+    records.finished(facts(5))
+    records.close()
+
+    report = verify(tmp_path / "gateway-0")
+    assert (report.ok, [line.event for line in report.gaps]) == (True, ["killed", "late", "gap"])
+    assert len(report.files) == 2
+
+
 def cut(root: Path, lines: int) -> None:
     """Remove the last lines of the newest file."""
     path = audit_files(root)[-1]

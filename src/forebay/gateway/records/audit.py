@@ -116,7 +116,7 @@ class AuditLog:
         if not broken:
             self._open(folder, head)
         unsealed, torn = _cut_torn(files[-1][1]) if files else (b"", 0)
-        self._series.start(folder)
+        self._series.start(folder, cut=bool(unsealed))  # the seal of these lines belongs into the same file
         self._folder, self._chain = folder, Chain(folder.name, begin)
         self.written = begin.seq
         if unsealed:

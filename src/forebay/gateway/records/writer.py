@@ -111,10 +111,10 @@ class Series:
         self._size = 0
         self._cut = False
 
-    def start(self, folder: Path) -> None:
-        """Continue the newest file of a folder. Raises OSError."""
+    def start(self, folder: Path, *, cut: bool = False) -> None:
+        """Continue the newest file of a folder, with the rest of a piece if `cut`. Raises OSError."""
         files = numbered(folder, self._stem, self._suffix)
-        self._folder = folder
+        self._folder, self._cut = folder, cut
         if files:
             self.number, newest = files[-1]
             self._size = newest.stat().st_size
