@@ -195,6 +195,24 @@ def test_partial_writes_on_a_full_disk_are_counted_once_by_the_successor(tmp_pat
     assert verify(tmp_path / "gateway-0").ok
 
 
+def test_empty_newest_file_hides_no_uncounted_lines(tmp_path: Path) -> None:
+    """A full disk still creates files, but takes nothing into them, nor the ledger's counts."""
+    disk = Disk()
+    records = started(tmp_path, disk)
+    for n in range(5):
+        records.finished(facts(n))
+        records.flush(0.0)
+    killed(records, disk)
+    audit_files(tmp_path)[0].with_name("audit-00000002.jsonl").touch()
+
+    assert ledger_sums(tmp_path).requests == 5
+    records = started(tmp_path)
+    records.finished(facts(5))
+    records.close()
+    assert ledger_sums(tmp_path).requests == 6
+    assert audit_ids(tmp_path) == request_ids(range(6))
+
+
 def test_seal_of_a_truncated_batch_stays_in_its_file(tmp_path: Path) -> None:
     """Even if it makes that file a little larger than configured."""
     disk = Disk()

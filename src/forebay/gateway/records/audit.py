@@ -300,7 +300,7 @@ class AuditLog:
 def lines_after(folder: Path, seq: int, files_max: int) -> Iterator[AuditLine]:
     """The request lines after line `seq`, from the newest `files_max` files. Raises OSError."""
     newest_first = numbered(folder, STEM, SUFFIX)[: -files_max - 1 : -1]
-    later = list(takewhile(lambda item: (first := _first_line(item[1])) and first.seq > seq + 1, newest_first))
+    later = list(takewhile(lambda item: not (first := _first_line(item[1])) or first.seq > seq + 1, newest_first))
     for _, path in reversed(newest_first[: len(later) + 1]):
         with path.open("rb") as file:
             for line in sound_lines(file):
