@@ -250,6 +250,42 @@ def test_streams_of_a_process_that_drains_count_at_its_successor(door: Door) -> 
     assert not leaving.exists()
 
 
+def test_successor_counts_what_requests_of_the_draining_process_used(door: Door) -> None:
+    """A day is too long for what was only reserved for them when it was replaced."""
+
+    def says(path: Path, tokens: int, at: float, **others: Amounts) -> None:
+        used = {"team": Amounts(0, 0, 0, tokens), **others}
+        path.write_bytes(msgspec.json.encode(Counts(at, int(at // 86_400), used, before.pid)))
+
+    def used() -> int:
+        door.access.look()
+        return door.access.demand().tenants["team"].used.day_tokens
+
+    door.counts.parent.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as before:
+        leaving = door.counts.with_name(f"gateway-0.{before.pid}.leaving")
+        try:
+            says(door.counts, 900, door.wall)
+            says(leaving, 5, door.wall - 100.0)  # an older process with that id
+            door.open()
+            assert used() == 900
+            assert isinstance(door.ask(tokens=50), Admitted)
+            says(leaving, 920, door.wall + 1.0, gone=Amounts(1, 1, 0, 1))  # it was still asked meanwhile
+            assert used() == 970
+            says(leaving, 320, door.wall + 2.0)
+            assert [used(), used()] == [370, 370]
+            door.pass_s(86_400.0)
+            says(leaving, 310, door.wall - 86_390.0)  # its day is still yesterday
+            assert used() == 0
+            says(leaving, 7, door.wall)
+            assert used() == 0, "it may be that of the requests of both days"
+        finally:
+            before.kill()
+    says(leaving, 12, door.wall + 1.0)
+    assert [used(), used()] == [5, 5]
+    assert not leaving.exists()
+
+
 def test_a_process_that_drains_tells_its_successor_what_is_still_open(door: Door) -> None:
     caller = door.access.identify(BEARER, door.now)
     assert isinstance(caller, Granted)
@@ -262,9 +298,14 @@ def test_a_process_that_drains_tells_its_successor_what_is_still_open(door: Door
     door.pass_s(1.0)
     assert msgspec.json.decode(leaving.read_bytes(), type=Counts).used["team"].streams == 1
     assert door.counts.read_bytes() == counts, "they are its successor's now"
+    assert isinstance(two[1], Admitted)
+    door.access.settle(two[1].reservation, 5, door.now)
     door.access.leave_for_good()
+    last = leaving.read_bytes()
+    assert msgspec.json.decode(last, type=Counts).used["team"] == Amounts(2, 6, 0, 6)
+    door.ask()
     door.access.save()
-    assert not leaving.exists()
+    assert leaving.read_bytes() == last
 
 
 def test_counts_are_saved_once_a_second_and_only_when_they_change(door: Door) -> None:

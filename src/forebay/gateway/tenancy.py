@@ -39,7 +39,7 @@ SAVE_S: Final = 1.0
 """How much a killed gateway may forget: the counts of this long."""
 DAY_S: Final = 86_400
 LEAVING: Final = ".leaving"
-"""Suffix of the file in which a draining process publishes its open streams, after gateway id and process id."""
+"""Suffix of the file in which a draining process publishes its counts, after gateway id and process id."""
 KNOWN_MAX: Final = 4096
 """Valid credentials cached; the oldest entry is evicted."""
 BEARER: Final = b"bearer "
@@ -151,9 +151,9 @@ class AccessControl:
         if spec.gateways > 1:
             self._leases = _Watched(Path(spec.leases_path), lambda path: _read_lease(path, gateway), log)
         self._counts = Path(spec.counts_path)
-        self._leaves: Path | None = None
-        self._before: dict[int, dict[str, int]] = {}
-        """Earlier processes of this gateway, draining or about to: the open streams of each, by tenant."""
+        self._left = False
+        self._before: dict[int, Counts] = {}
+        """Earlier processes of this gateway, draining or about to, and the last known counts of each."""
         self._saved: dict[str, Amounts] | None = {}
         self._saved_at = 0.0
         self._save_at = 0.0
@@ -235,11 +235,11 @@ class AccessControl:
         else:
             self._limiter.restore(counts.used, counts.day, wall - counts.at, now)
             if counts.pid not in (0, os.getpid()):
-                self._before[counts.pid] = _streams(counts)
+                self._before[counts.pid] = counts
         for path in self._counts.parent.glob(f"{self._counts.stem}.*{LEAVING}"):
             pid = path.name.removeprefix(f"{self._counts.stem}.").removesuffix(LEAVING)
             if pid.isdecimal() and int(pid) != os.getpid():
-                self._before.setdefault(int(pid), {})
+                self._before.setdefault(int(pid), _read_counts(path) or Counts(0.0, 0, {}))
         self.look()
 
     def look(self) -> None:
@@ -256,7 +256,7 @@ class AccessControl:
         if lease is not None:
             self._limiter.take(lease, now)
         if self._before:
-            self._limiter.inherit(self._inherited(), now)
+            self._inherit(now)
 
     def configure(self, tenants: tuple[Tenant, ...]) -> None:
         """Apply other tenants, allow-lists and limits. Requests in flight end under the old ones."""
@@ -270,19 +270,19 @@ class AccessControl:
         self._log.info("tenants changed", tenants=len(tenants))
 
     def leave(self) -> None:
-        """Hand counting over to the successor, which learns of the streams still open here from a separate file."""
+        """Hand counting over to the successor; a separate file tells it what becomes of the requests here."""
         self.save()
         with self._writing:
-            self._counts = self._leaves = self._leaving(os.getpid())
+            self._counts, self._left = self._leaving(os.getpid()), True
             self._saved = None
         self.save()
 
     def leave_for_good(self) -> None:
-        """No streams are open any more: remove that file."""
+        """No requests are open any more: write that file for the last time. The successor removes it."""
+        if self._left:
+            self.save()
         with self._writing:
             self._saved_at = math.inf
-            if self._leaves is not None:
-                _remove(self._leaves)
 
     def save(self) -> None:
         """Save the counts if they have changed. With a full disk only the next start lacks these counts."""
@@ -322,20 +322,27 @@ class AccessControl:
     def _leaving(self, pid: int) -> Path:
         return self._counts.with_name(f"{self._counts.stem}.{pid}{LEAVING}")
 
-    def _inherited(self) -> dict[str, int]:
-        """Open streams of earlier processes by tenant, as far as known."""
-        total: dict[str, int] = {}
-        for pid in list(self._before):
-            path = self._leaving(pid)
-            if not _runs(pid):
+    def _inherit(self, now: float) -> None:
+        """Take over from earlier processes: the streams that they have open, and what their requests have used of the
+        day since they were restored here, more or less than was reserved for them."""
+        open_streams: dict[str, int] = {}
+        for pid, last in list(self._before.items()):
+            path, ended = self._leaving(pid), not _runs(pid)
+            counts = _read_counts(path)
+            if counts is None or counts.at < last.at:  # no file yet, or one of an earlier process with that id
+                counts = last
+            elif counts.at > last.at and counts.day == last.day == self._limiter.day:
+                self._limiter.amend(
+                    {name: _of_day(counts, name) - _of_day(last, name) for name in {*counts.used, *last.used}}
+                )
+            self._before[pid] = counts
+            if ended:
                 del self._before[pid]
                 _remove(path)
                 continue
-            with contextlib.suppress(OSError, *UNREADABLE):  # no file yet: the saved counts are close enough
-                self._before[pid] = _streams(msgspec.json.decode(path.read_bytes(), type=Counts))
-            for name, count in self._before[pid].items():
-                total[name] = total.get(name, 0) + count
-        return total
+            for name, used in counts.used.items():
+                open_streams[name] = open_streams.get(name, 0) + used.streams
+        self._limiter.inherit(open_streams, now)
 
     def _turn(self, now: float, wall: float) -> None:
         """Update the offset between the clocks, as wall time may be set, and begin a new day if it is time."""
@@ -344,8 +351,16 @@ class AccessControl:
         self._limiter.begin_day(int(day), now + DAY_S - gone_s)
 
 
-def _streams(counts: Counts) -> dict[str, int]:
-    return {name: used.streams for name, used in counts.used.items() if used.streams}
+def _read_counts(path: Path) -> Counts | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Counts)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _of_day(counts: Counts, tenant: str) -> int:
+    used = counts.used.get(tenant)
+    return used.day_tokens if used is not None else 0
 
 
 def _remove(path: Path) -> None:

@@ -200,6 +200,16 @@ def test_restart_restores_usage_except_streams() -> None:
     assert later.used(5.0) == {}
 
 
+def test_amended_tokens_of_the_day_count_like_own_ones() -> None:
+    counts = limiter(tokens_per_day=100)
+    got(counts.reserve("t", 90, False, 5.0))
+    counts.amend({"t": -60, "gone": 9})
+    got(counts.reserve("t", 70, False, 5.0))
+    no(counts.reserve("t", 1, False, 5.0))
+    counts.amend({"t": -200})
+    assert counts.used(5.0)["t"].day_tokens == 0
+
+
 def test_streams_of_a_draining_process_count_at_its_successor() -> None:
     counts = limiter(streams_max=3)
     counts.inherit({"t": 2, "gone": 9}, 100.0)

@@ -337,6 +337,13 @@ class Limiter:
             usage.streams += more
             usage.ended.add(usage.second, max(0, -more))
 
+    def amend(self, day_tokens: Mapping[str, int]) -> None:
+        """Add to the tokens of the day, or subtract: what an earlier process has learned about its requests."""
+        for name, more in day_tokens.items():
+            usage = self._usage.get(name)
+            if usage is not None:
+                usage.day_tokens = max(0, usage.day_tokens + more)
+
     def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
         """Restore the usage saved `age_s` ago on that day by the previous process. Its streams come through
         `inherit`."""
