@@ -1,5 +1,6 @@
 """The API keys of a cluster's tenants and of its admin API: create, revoke, rotate. Only digests are stored."""
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from forebay.control.plan import Places, admin_keys_path, keys_path
 from forebay.core.cluster import Cluster
 from forebay.core.tenancy import ENTROPY_BYTES, KeyRecord, mint
-from forebay.registry.keys import Keys, change_keys, read_keys
+from forebay.registry.keys import KEYS_MAX, Keys, change_keys, read_keys
 
 T = TypeVar("T")
 Note = Callable[[KeyRecord], None]
@@ -57,7 +58,7 @@ class KeyRing:
             made = _new(records, holder, role, now, expires)
             if note is not None:
                 note(made.record)
-            return (*records, made.record), made
+            return (*_with_room(records, now), made.record), made
 
         return change_keys(self.of_admins if role else self.of_tenants, add)
 
@@ -91,7 +92,7 @@ class KeyRing:
                 note(made.record)
             until = now + overlap_s
             ended = replace(old, expires=min(until, old.expires or until)) if overlap_s else replace(old, revoked=now)
-            return (*_with(records, ended), made.record), made
+            return (*_with_room(_with(records, ended), now), made.record), made
 
         return self._changed(id, swap)
 
@@ -139,3 +140,10 @@ def _unknown(id: str) -> KeyRefused:
 
 def _with(records: Keys, changed: KeyRecord) -> Keys:
     return tuple(changed if record.id == changed.id else record for record in records)
+
+
+def _with_room(records: Keys, now: float) -> Keys:
+    """The keys without the one that ended first, if there is no room for another: nobody removes them by hand."""
+    ended = [record for record in records if state(record, now) != "good"] if len(records) >= KEYS_MAX else []
+    first = min(ended, key=lambda each: min(each.revoked or math.inf, each.expires or math.inf), default=None)
+    return tuple(record for record in records if record is not first)

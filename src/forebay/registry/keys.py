@@ -60,7 +60,7 @@ def change_keys(path: Path, change: Callable[[Keys], tuple[Keys, T]]) -> T:
         fcntl.flock(lock, fcntl.LOCK_EX)
         keys, result = change(read_keys(path))
         if len(keys) > KEYS_MAX:
-            raise KeyFileError(f"{path}: has {KEYS_MAX} keys, the most allowed; remove some that have ended")
+            raise KeyFileError(f"{path}: has {KEYS_MAX} keys, the most allowed; revoke some")
         _replace(path, msgspec.json.format(msgspec.json.encode(_Document(keys))))
         return result
     finally:

@@ -16,7 +16,7 @@ from forebay.core.registry.approval import Role
 from forebay.core.tenancy import Denied, Directory, Granted, KeyRecord, Tenant, authorise
 from forebay.core.tenancy.roles import Admins, Caller
 from forebay.obs.clock import wall_s
-from forebay.registry.keys import read_keys
+from forebay.registry.keys import KEYS_MAX, KeyFileError, change_keys, read_keys
 from forebay.store.database import StoreDown
 
 Test = Callable[[httpx.AsyncClient], Awaitable[None]]
@@ -48,6 +48,31 @@ def opens(folder: Path, key: str) -> bool:
 
 def caller(folder: Path, key: str) -> Caller | Denied:
     return Admins(read_keys(folder / "admin-keys.json")).admit(key.encode(), wall_s())
+
+
+def test_key_that_ended_first_makes_room_for_a_new_one(tmp_path: Path) -> None:
+    """As for jobs that get a key for an hour each: after years there are as many as a file may have."""
+    valid = [KeyRecord(f"{n:08}", "team-a", "0" * 64, 100.0) for n in range(KEYS_MAX - 3)]
+    late, first = (
+        KeyRecord(id, "team-a", "1" * 64, 100.0, expires=at) for id, at in (("late", 900.0), ("first", 800.0))
+    )
+    revoked = KeyRecord("revoked", "team-a", "2" * 64, 100.0, revoked=850.0)
+    ring = KeyRing(("team-a",), tmp_path / "keys.json", tmp_path / "admin-keys.json")
+    change_keys(ring.of_tenants, lambda _: ((late, *valid, first, revoked), None))
+
+    def ids() -> list[str]:
+        return [record.id for record in ring.all()]
+
+    made = ring.create("team-a", "", 1000.0, None).record
+    assert ids() == ["late", *(record.id for record in valid), "revoked", made.id]
+    ring.rotate(made.id, 1000.0, 60.0)
+    assert ids()[:2] == ["late", valid[0].id]
+    assert ids()[-3:-1] == [valid[-1].id, made.id]
+    ring.create("team-a", "", 1000.0, None)
+    with pytest.raises(KeyFileError, match="revoke some"):
+        ring.create("team-a", "", 1000.0, None)
+    last = ring.rotate(valid[0].id, 1000.0, 0.0).record
+    assert ids()[:1] + ids()[-1:] == [valid[1].id, last.id]
 
 
 def test_tenant_key_is_created_rotated_and_revoked(ask: Callable[..., None], tmp_path: Path) -> None:
