@@ -1,6 +1,9 @@
 """`forebay explain`, `usage` and `audit` over gateway records."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
@@ -375,6 +378,19 @@ def test_unreadable_files_are_named(run: Run, root: Path, command: str) -> None:
 
     assert done.returncode == 1
     assert "Is a directory" in done.stderr
+
+
+def test_closed_pipe_ends_a_long_output_quietly(root: Path) -> None:
+    """As in `forebay audit tail --json -n 1000 | head`."""
+    keep(root, "gateway-2", *(decided(f"req-{n}") for n in range(100)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ("audit", "tail", "--json", "-n", "100", "--folder", str(root))
+    with os.fdopen(writer) as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay.cli.main", *words], stdout=nobody, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_long_lists_of_problems_are_shortened(run: Run, root: Path) -> None:

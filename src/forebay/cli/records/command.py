@@ -124,6 +124,8 @@ def _opened(folder: Path | None, api: StoreOptions) -> "Iterator[RecordFiles | R
         return
     try:
         yield RecordFiles(folder or records_folder(api.file))
+    except BrokenPipeError:  # whoever reads the output has closed it: that ends a command quietly
+        raise
     except OSError as error:
         raise UserError(
             f"{error.filename}: {error.strerror}. Files come and go while gateways run: try again."
