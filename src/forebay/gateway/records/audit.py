@@ -6,7 +6,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from forebay.core.errors import Code
 from forebay.core.tenancy import without_keys
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.saved import (
@@ -42,7 +41,8 @@ PROMPT_BYTES_MAX: Final = 65_536
 BATCH_BYTES_MAX: Final = 256 * 1024
 """Larger batches are sealed before the next write: tampering can only be located to a batch."""
 UNAUTHENTICATED_PER_MIN: Final = 60
-"""Limit on lines about requests without a valid key: anyone can send those, and the log is kept forever."""
+"""Limit on lines about requests without a valid key, whatever is wrong with them: anyone can send those, and the log
+is kept forever."""
 WHOS_MAX: Final = 4096
 """Size of the cache of encoded clients; it is cleared when full."""
 WITNESS_S: Final = 3600.0
@@ -58,7 +58,6 @@ NO_HEAD: Final = "no readable head was found: lines before this one may be missi
 GONE: Final = "all files of the log were missing, and its head"
 SEEN: Final = "where this chain ended"
 _REQUEST: Final = Event.REQUEST  # looked up once: access to enum members is slow
-_UNAUTHORIZED: Final = Code.UNAUTHORIZED.value
 
 
 class _Batch(NamedTuple):
@@ -155,7 +154,7 @@ class AuditLog:
             if chain is None:
                 self._gap_why = NOT_UP
             return
-        if facts.code == _UNAUTHORIZED and self._too_many(facts.ts):
+        if not facts.tenant and self._too_many(facts.ts):
             return
         who = self._who(facts)
         if chain.open_bytes + len(facts.line) + len(who) + SEAL_BYTES_MAX > self._batch_bytes_max:
