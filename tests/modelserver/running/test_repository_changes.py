@@ -112,6 +112,35 @@ def test_repositories_are_scanned_for_the_index_outside_the_event_loop(
     asyncio.run(main())
 
 
+SHARED = """
+    def initialize(self, args):
+        self.factor = float((Path(args["model_repository"]) / "shared/factor").read_text())
+
+    def answer(self, request):
+        return give(get(request) * self.factor)
+"""
+
+
+def test_changed_file_beside_the_versions_reloads_them(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), SHARED)
+    factor = tmp_path / "m/shared/factor"
+    factor.parent.mkdir()
+    factor.write_text("2")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", ONE) == [[2.0]]
+            factor.write_text("30")
+            await server.load("m", {})
+            assert await server.numbers("m", ONE) == [[30.0]]
+            pids = server.pids("m")
+            write(tmp_path, "m", config("instance_group { count: 2 kind: KIND_CPU }"), versions=())
+            await server.load("m", {})
+            assert set(pids) < set(server.pids("m"))
+
+    asyncio.run(main())
+
+
 def test_ensemble_keeps_its_overridden_configuration_when_a_step_is_reloaded(tmp_path: Path) -> None:
     write(tmp_path, "m", config(dims="1"))
     form = f"max_batch_size: 8 {IO.format(dims='1')}"

@@ -13,7 +13,15 @@ from forebay.modelserver.repository.form.pbtxt import TEXT_BYTES_MAX, BadText, p
 from forebay.modelserver.repository.form.reading import values_of
 from forebay.modelserver.repository.form.schema import document_of, empty
 from forebay.modelserver.repository.paths import is_within, path_problem, version_of
-from forebay.modelserver.repository.values import ALLOW_PICKLE, CONFIG_FILE, BadModel, Described, Found, Rules
+from forebay.modelserver.repository.values import (
+    ALLOW_PICKLE,
+    CONFIG_FILE,
+    CONFIGS_FOLDER,
+    BadModel,
+    Described,
+    Found,
+    Rules,
+)
 
 FILE_PREFIX: Final = "file:"
 FILES_MAX: Final = 10_000
@@ -105,7 +113,7 @@ def _message(found: Found, override: str | None, rules: Rules, problems: Problem
 def _config_text(found: Found, rules: Rules) -> bytes | None:
     names = [CONFIG_FILE]
     if rules.config_name and not path_problem(rules.config_name):
-        names.insert(0, f"configs/{rules.config_name}.pbtxt")
+        names.insert(0, f"{CONFIGS_FOLDER}/{rules.config_name}.pbtxt")
     for name in names:
         try:
             with (found.folder / name).open("rb") as file:

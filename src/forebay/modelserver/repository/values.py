@@ -10,6 +10,7 @@ from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.errors import Kind, Refused
 
 CONFIG_FILE: Final = "config.pbtxt"
+CONFIGS_FOLDER: Final = "configs"
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
 """Parameter that tells a backend that the operator allows unpickling for this model. Never read from a file."""
 
