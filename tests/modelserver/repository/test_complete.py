@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.modelserver.repository.models import described
+from tests.modelserver.repository.writing import message_from
 
 from forebay.core.serving.config import (
     BatchInput,
@@ -21,6 +22,7 @@ from forebay.core.serving.config import (
 )
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.repository import BadModel, Described, Rules, complete, same_but_instances
+from forebay.modelserver.repository.form.schema import document_of
 
 IMAGE = TensorSpec("image", Datatype.FP32, (-1, 3, 224, 224))
 SCORES = TensorSpec("scores", Datatype.FP32, (-1, 1000))
@@ -301,4 +303,14 @@ BASE = ModelConfig("m", "python", instances=(InstanceGroup(count=1),))
     ],
 )
 def test_only_instance_and_version_changes_need_no_reload(new: ModelConfig, same: bool) -> None:
-    assert same_but_instances(BASE, new) is same
+    assert same_but_instances(_as_described(BASE), _as_described(new)) is same
+
+
+def test_changed_fields_without_a_value_need_a_reload() -> None:
+    message = message_from(BASE)
+    message.metric_tags["team"] = "a"
+    assert not same_but_instances(_as_described(BASE), Described(BASE, document_of(message), Path(), {}))
+
+
+def _as_described(config: ModelConfig) -> Described:
+    return Described(config, document_of(message_from(config)), Path(), {})

@@ -141,6 +141,36 @@ def test_changed_file_beside_the_versions_reloads_them(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+TAGGED = """
+    def initialize(self, args):
+        import json
+        self.tag = float(json.loads(args["model_config"])["metric_tags"]["tag"])
+
+    def answer(self, request):
+        return give(get(request) * self.tag)
+"""
+
+
+def test_every_changed_field_of_the_configuration_is_applied(tmp_path: Path) -> None:
+    write(tmp_path, "m", config('metric_tags { key: "tag" value: "2" }'), TAGGED, (1, 2))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", ONE) == [[2.0]]
+            document = dict(server.view("m", "").document)
+            await server.load("m", {"config": json.dumps({**document, "metric_tags": {"tag": "30"}})})
+            assert await server.numbers("m", ONE) == [[30.0]]
+            write(
+                tmp_path, "m", config('metric_tags { key: "tag" value: "30" } version_policy { all {} }'), versions=()
+            )
+            pids = server.pids("m", 2)
+            await server.load("m", {})
+            assert [server.view("m", each).document["version_policy"] for each in "12"] == [{"all": {}}] * 2
+            assert server.pids("m", 2) == pids
+
+    asyncio.run(main())
+
+
 def test_ensemble_keeps_its_overridden_configuration_when_a_step_is_reloaded(tmp_path: Path) -> None:
     write(tmp_path, "m", config(dims="1"))
     form = f"max_batch_size: 8 {IO.format(dims='1')}"

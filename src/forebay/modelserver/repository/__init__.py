@@ -3,9 +3,20 @@
 `scan` finds models, `read` validates the configuration of one, `complete` adds what the loaded model reports.
 """
 
-from forebay.modelserver.repository.completing import complete, same_but_instances
+from forebay.modelserver.repository.completing import ADOPTED, complete, same_but_instances
 from forebay.modelserver.repository.describing import read
 from forebay.modelserver.repository.finding import named, scan
 from forebay.modelserver.repository.values import BadModel, Described, Found, Rules
 
-__all__ = ["BadModel", "Described", "Found", "Rules", "complete", "named", "read", "same_but_instances", "scan"]
+__all__ = [
+    "ADOPTED",
+    "BadModel",
+    "Described",
+    "Found",
+    "Rules",
+    "complete",
+    "named",
+    "read",
+    "same_but_instances",
+    "scan",
+]

@@ -5,8 +5,9 @@ For every backend, the rules are those of Triton's for ONNX Runtime (`AutoComple
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
-from forebay.core.serving.config import VARIABLE, ModelConfig, TensorSpec, VersionPolicy
+from forebay.core.serving.config import VARIABLE, ModelConfig, TensorSpec
 from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.repository.check import check, check_whole
 from forebay.modelserver.repository.defaults import normalise
@@ -15,6 +16,9 @@ from forebay.modelserver.repository.form.fill import Message, Problems
 from forebay.modelserver.repository.form.schema import TYPE_NAMES, enum_name, message_of
 from forebay.modelserver.repository.form.writing import write_dynamic, write_tensor
 from forebay.modelserver.repository.values import BadModel, Described, Rules
+
+ADOPTED: Final = ("instance_group", "version_policy")
+"""Fields that can change while a version serves."""
 
 
 def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -> Described:
@@ -35,16 +39,15 @@ def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -
     return describe(message, described, rules)
 
 
-def same_but_instances(old: ModelConfig, new: ModelConfig) -> bool:
+def same_but_instances(old: Described, new: Described) -> bool:
     """Whether only instances and the version policy differ, so that no model needs to be reloaded.
 
     Does not cover the files: compare `Found.stamp`.
     """
-    return _without_instances(old) == _without_instances(new)
-
-
-def _without_instances(config: ModelConfig) -> ModelConfig:
-    return replace(config, instances=(), versions=VersionPolicy())
+    return all(
+        old.document.get(name) == new.document.get(name)
+        for name in (old.document.keys() | new.document.keys()) - set(ADOPTED)
+    )
 
 
 def _from_model(message: Message, config: ModelConfig) -> None:

@@ -305,8 +305,8 @@ class Collection:
                 return await model.load_version(
                     described, stamp, await asyncio.to_thread(stamps, found, described), spec.number
                 )
-            before = model.described.config if model.described is not None and stamp == model.stamp else None
-            if stamp and before == described.config and not moved and not self._lacks(model, described):
+            before = model.described.document if model.described is not None and stamp == model.stamp else None
+            if stamp and before == described.document and not moved and not self._lacks(model, described):
                 model.dismiss_others(chosen_versions(described.config.versions, tuple(described.versions)))
                 return False
             model.reason = ""

@@ -125,7 +125,7 @@ class Model:
         Hold `lock`.
         """
         before = self.described
-        if before is not None and (before.config != described.config or before.temporary is not None):
+        if before is not None and (before.document != described.document or before.temporary is not None):
             text = (
                 f"model '{self.name}' has a configuration that differs from its loaded versions: load the whole model"
             )
@@ -205,7 +205,7 @@ class Model:
     def _kept(self, described: Described, numbers: Sequence[int], stamps: Mapping[int, str]) -> dict[int, Version]:
         """Versions that keep running unchanged across a reload."""
         before = self.described
-        if before is None or described.config.steps or not same_but_instances(before.config, described.config):
+        if before is None or described.config.steps or not same_but_instances(before, described):
             return {}
         return {
             version.number: version

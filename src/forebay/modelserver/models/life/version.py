@@ -34,7 +34,7 @@ from forebay.modelserver.models.running.wake_queue import WakeQueue
 from forebay.modelserver.process.placement import ChildSpec
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import GaveUp
-from forebay.modelserver.repository import Described, complete
+from forebay.modelserver.repository import ADOPTED, Described, complete
 
 PINNED: Final = "forebay.pinned"
 """Model parameter: `true` keeps the model from sleeping."""
@@ -243,20 +243,18 @@ class Version:
             self.reason = UNLOADED
 
     async def adopt(self, described: Described) -> None:
-        """Apply a configuration that differs only in its instances while requests go on. Raises `Refused`."""
-        self.described = replace(self.described, labels=described.labels)
-        instances = described.config.instances
-        if instances == self.config.instances:
-            return
-        process = self._process
-        if process is not None:
+        """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`."""
+        process, instances = self._process, described.config.instances
+        scales = process is not None and instances != self.config.instances
+        if process is not None and scales:
             try:
                 await process.set_instances(placements(described.config, self._context.options))
             except GaveUp as gave_up:
                 raise Refused(Kind.INTERNAL, str(gave_up)) from None
-        document = {**self.document, "instance_group": described.document.get("instance_group", [])}
-        self.described = replace(self.described, config=replace(self.config, instances=instances), document=document)
-        if process is not None and self._runner is not None and self._resources is not None:
+        document = {**self.document, **{name: described.document[name] for name in ADOPTED}}
+        config = replace(self.config, instances=instances, versions=described.config.versions)
+        self.described = replace(self.described, config=config, document=document)
+        if process is not None and scales and self._runner is not None and self._resources is not None:
             self._resources.set(instances)
             self._runner.set_instances(process.instances)
             if self._context.options.memory_bytes:
