@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, until, write
+from tests.modelserver.models.rig import IO, PATIENCE_S, config, ensemble, serving, tensor, until, write
 
 from forebay.core.serving.errors import Refused
 from forebay.modelserver.models.life.memory import guessed_bytes
@@ -108,6 +108,33 @@ def test_repositories_are_scanned_for_the_index_outside_the_event_loop(
             assert [entry.name for entry in server.index(False)] == ["m", "n"]
             assert len(scans) == 2
             assert threading.get_ident() not in scans
+
+    asyncio.run(main())
+
+
+@pytest.mark.interpreted
+def test_scan_that_a_later_one_has_overtaken_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+    write(tmp_path, "m", config())
+    scanned, go_on = threading.Event(), threading.Event()
+
+    def slow(*folders: Path, linked: Sequence[Path]) -> list[Found]:
+        found = scan(*folders, linked=linked)
+        scanned.set()
+        go_on.wait(PATIENCE_S)
+        return found
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            monkeypatch.setattr("forebay.modelserver.models.life.collection.scan", slow)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.refresh())
+                await until("the first has seen m", scanned.is_set)
+                monkeypatch.setattr("forebay.modelserver.models.life.collection.scan", scan)
+                write(tmp_path, "n", config())
+                await server.load("m", {})
+                go_on.set()
+            assert [entry.name for entry in server.index(False)] == ["m", "n"]
 
     asyncio.run(main())
 

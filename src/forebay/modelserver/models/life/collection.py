@@ -49,6 +49,8 @@ class Collection:
         self._polled: Mapping[str, Found] = {}
         """What the last poll found: `_found` may have been renewed for the index since."""
         self._found_at = -INDEX_FRESH_S
+        self._scan_began = 0.0
+        """When the scan began whose result is in `_found`."""
         self._refreshing = asyncio.Lock()
         self._closing = False
         self._places = asyncio.Semaphore(context.options.loads_max)
@@ -229,15 +231,16 @@ class Collection:
             raise Refused(Kind.UNAVAILABLE, text)
 
     async def _scan(self) -> None:
-        self._look(await asyncio.to_thread(self._scanned))
+        began = monotonic()
+        found = await asyncio.to_thread(self._scanned)
+        if began >= self._scan_began:  # else a later scan was faster, and this one may have missed what it has seen
+            self._scan_began = began
+            self._found = {each.name: each for each in found}
+            self._found_at = monotonic()
 
     def _scanned(self) -> list[Found]:
         options = self._context.options
         return scan(*options.repositories, linked=options.linked)
-
-    def _look(self, found: Iterable[Found]) -> None:
-        self._found = {each.name: each for each in found}
-        self._found_at = monotonic()
 
     async def _load(self, specs: Mapping[str, LoadSpec]) -> dict[str, str]:
         """Load models after the models that they depend on, then recheck their dependents. Returns errors by model
