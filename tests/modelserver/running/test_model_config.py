@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.modelserver.models.rig import config, serving, tensor, write
 
+from forebay.modelserver.repository import Rules
+
 ONE = tensor("IN", [[1.0]])
 TELLS = """
     @staticmethod
@@ -70,6 +72,19 @@ def test_model_receives_the_configuration_that_clients_see(tmp_path: Path, more:
         assert [each["optional"] for each in told["input"]] == [False, True]
     else:
         assert before == told
+
+
+def test_model_does_not_complete_its_configuration_when_that_is_disabled(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    source = TELLS.format(file=str(said), seen="", completes="config.set_max_batch_size(1)")  # it is 8: an error
+    models = write(tmp_path / "models", "m", config(), source)
+
+    async def main() -> None:
+        async with serving(models, startup=("m",), rules=Rules(auto_complete=False)) as server:
+            assert await server.numbers("m", ONE) == [[1.0]]
+            assert json.loads(said.read_text()) == dict(server.view("m", "").document)
+
+    asyncio.run(main())
 
 
 def test_model_receives_the_same_configuration_after_reload(tmp_path: Path) -> None:

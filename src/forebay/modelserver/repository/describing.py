@@ -15,6 +15,7 @@ from forebay.modelserver.repository.form.schema import document_of, empty
 from forebay.modelserver.repository.paths import is_within, path_problem, version_of
 from forebay.modelserver.repository.values import (
     ALLOW_PICKLE,
+    COMPLETE,
     CONFIG_FILE,
     CONFIGS_FOLDER,
     BadModel,
@@ -60,6 +61,8 @@ def describe(message: Message, like: Described, rules: Rules) -> Described:
     config = values_of(message)
     if config.name in rules.allow_pickle:
         config.parameters[ALLOW_PICKLE] = "true"
+    if not rules.auto_complete and config.backend == "python":
+        config.parameters[COMPLETE] = "true"
     return replace(like, config=config, document=document_of(message))
 
 

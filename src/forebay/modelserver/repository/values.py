@@ -13,6 +13,8 @@ CONFIG_FILE: Final = "config.pbtxt"
 CONFIGS_FOLDER: Final = "configs"
 ALLOW_PICKLE: Final = "forebay.allow_pickle"
 """Parameter that tells a backend that the operator allows unpickling for this model. Never read from a file."""
+COMPLETE: Final = "forebay.complete"
+"""Parameter that tells the Python backend not to call `auto_complete_config`: the operator has disabled it."""
 
 
 class BadModel(Refused):

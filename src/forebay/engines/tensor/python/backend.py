@@ -43,6 +43,8 @@ MODULES: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 """Module names under which models import the API."""
 IMPORTABLE: Final = str(Path(__file__).parent / "importable")
 """Where processes that `multiprocessing` starts anew find the API: they inherit `sys.path`, but no modules."""
+COMPLETE: Final = "forebay.complete"
+"""Model parameter set by the operator: the configuration is complete, so the model is not asked."""
 STOP_TIMEOUT_S: Final = 5.0
 """Time for the event loop of an `async def execute` to stop."""
 _OUR_FILES: Final = (*(str(Path(each).parent) for each in (__file__, asyncio.__file__, futures.__file__)), "<frozen")
@@ -307,7 +309,7 @@ def _imported(file: Path) -> Any:
 
 def _completed(made: Any, config: ModelConfig, told: dict[str, Any] | None) -> ModelConfig | None:
     """The configuration as completed by the model; None: the model does not complete it."""
-    if not hasattr(made, "auto_complete_config"):
+    if COMPLETE in config.parameters or not hasattr(made, "auto_complete_config"):
         return None
     given = made.auto_complete_config(Completing(json.dumps(document(config, told))))
     if not isinstance(given, Completing):
