@@ -65,6 +65,30 @@ def test_failing_request_does_not_end_the_stream(tmp_path: Path) -> None:
     run(main())
 
 
+def test_error_of_a_model_ends_the_stream_with_its_status_if_the_client_wants_that(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            words = text_request("words", "a b fail", id="3")
+            ended = asyncio.Event()
+
+            async def sent() -> AsyncIterator[Any]:
+                for message in (infer_request("none", id="1"), infer_request("slow", id="2"), words):
+                    yield message
+                await ended.wait()
+
+            call = it.stub.ModelStreamInfer(sent(), metadata=[("triton_grpc_error", "true")])
+            found = [summary(await call.read())[:2] for _ in range(3)]
+            text = "! Request for unknown model: 'none' is not found"
+            assert found == [("1", text), ("3", "a"), ("3", "b")]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call.read()
+            ended.set()
+            assert (raised.value.code().name, raised.value.details()) == ("INTERNAL", "lost the thread")
+            assert it.models.tickets[0].cancelled
+
+    run(main())
+
+
 def test_a_stream_without_requests_ends(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:

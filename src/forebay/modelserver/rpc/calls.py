@@ -45,6 +45,7 @@ MESSAGE_TIMEOUT_S: Final = 300.0
 """A message must be complete this long after it began."""
 DRAINING: Final = "the server is shutting down"
 _CONTENT_TYPE: Final = b"application/grpc"
+_ERROR_ENDS: Final = b"triton_grpc_error"
 _OF_PROTOCOL: Final = (b":", b"grpc-")
 """Prefixes of headers that belong to the protocol, not to the caller."""
 _OF_HTTP: Final = frozenset({b"te", b"content-type"})
@@ -62,6 +63,8 @@ class Head(NamedTuple):
     """Compression of responses; empty: none."""
     forwarded: tuple[tuple[str, str], ...] = ()
     """Headers that become request parameters."""
+    error_ends: bool = False
+    """On a stream: an error of a model ends it, with its status."""
     flaw: bytes = b""
     """Header block that rejects the call."""
 
@@ -137,6 +140,7 @@ class RpcContext:
             b"" if coding == b"identity" else coding,
             packing,
             () if self.forwarded is None else _forwarded(headers, self.forwarded),
+            found.get(_ERROR_ENDS) == b"true",
         )
 
     def begin(self, session: Link, stream: Stream, head: Head) -> "Call | None":

@@ -1,7 +1,8 @@
 """ModelStreamInfer: many requests on one stream, each with any number of responses.
 
 Responses of ordinary models are sent in request order, across all models; those of decoupled models are sent as they
-come. An error of one request is reported in the stream, which goes on.
+come. An error of one request is reported in the stream, which goes on; that of a model ends it if the client has set
+the header `triton_grpc_error`.
 
 What a stream may hold is bounded at both ends: no requests are read while too many are in flight, and a client that
 does not read its responses is cut off.
@@ -16,7 +17,16 @@ from tritonclient.grpc import service_pb2 as pb
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import Front, InferResponse, Ticket
-from forebay.modelserver.rpc.calls import DRAINING, PACKED_AT_ONCE_BYTES_MAX, Call, Head, Link, RpcContext, forward
+from forebay.modelserver.rpc.calls import (
+    CODES,
+    DRAINING,
+    PACKED_AT_ONCE_BYTES_MAX,
+    Call,
+    Head,
+    Link,
+    RpcContext,
+    forward,
+)
 from forebay.modelserver.rpc.requests import Asked, parse, read_request
 from forebay.modelserver.rpc.responses import FINAL, Writer, set_parameters, varint
 from forebay.wire.http2.grpc import (
@@ -207,6 +217,17 @@ class Streaming(Call):
             self._under_way.pop(turn, None)
             self._feed()
 
+    def end_with(self, error: Exception) -> None:
+        """End the stream with a model's error, after the responses before it, and cancel all requests in flight."""
+        if self.over:
+            return
+        self._end()
+        refused = error if isinstance(error, Refused) else Refused(Kind.INTERNAL, "internal error")
+        tail = answer_tail(CODES[refused.kind], refused.text, refused.retry_after_s, alone=not self.begun)
+        self.session.finish(self.stream, tail)
+        self.session.wake()
+        self.on_gone()
+
     def _send(self, turn: "_Turn") -> None:
         messages, turn.messages = turn.messages, []
         if self.over:
@@ -303,7 +324,11 @@ class _Turn:
             answer = self._writer.write(response)
         # supervisor: a bug in writing one response must not affect the model's other callbacks
         except Exception as error:
-            self._name(self._text(error), final)
+            text = self._text(error)
+            if self._stream.head.error_ends:
+                self._stream.end_with(error)
+            else:
+                self._name(text, final)
         else:
             said = _FINAL if final else _MORE
             self.messages.append(b"".join((_ANSWER, varint(len(answer) + len(said)), answer, said)))
