@@ -1,6 +1,7 @@
 """Image decoding: every supported format is read, and anything else is rejected."""
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,9 @@ def near(found: "np.ndarray[Any, Any]", wanted: Any) -> bool:
     return bool(np.abs(found[places].astype(np.int32) - whole[places]).max() < 40)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", sorted(BACK))
-def test_exif_orientation_is_applied(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     image = quarters()
     for step in BACK[orientation]:
         image = image.transpose(Image.Transpose[step])
@@ -54,10 +56,30 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     exif[ORIENTATION] = orientation
 
     for least in (0, 8):
-        picture = imaging.decode(stored(image, "JPEG", quality=95, exif=exif), least)
+        picture = imaging.decode(stored(image, kind, quality=95, exif=exif), least)
 
         assert (picture.width, picture.height) == (64, 32)
         assert near(picture.pixels, quarters())
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_images_with_unreadable_exif_are_read(kind: str) -> None:
+    picture = imaging.decode(stored(quarters(), kind, exif=b"no TIFF header"))
+
+    assert (picture.width, picture.height) == (64, 32)
+    assert near(picture.pixels, quarters())
+
+
+def test_orientation_counts_beside_malformed_tags() -> None:
+    orientation = struct.pack("<HHII", ORIENTATION, 3, 1, 6)
+    resolution_as_text = struct.pack("<HHI4s", 0x011A, 2, 4, b"72")
+    exif = struct.pack("<6s4sIH", b"Exif", b"II*", 8, 2) + orientation + resolution_as_text + bytes(4)
+    image = quarters().transpose(Image.Transpose.ROTATE_90)
+
+    picture = imaging.decode(stored(image, "JPEG", quality=95, exif=exif))
+
+    assert (picture.width, picture.height) == (64, 32)
+    assert near(picture.pixels, quarters())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import io
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Decoders of other formats are less well reviewed."""
@@ -12,6 +12,12 @@ PIXELS_MAX = 40_000_000
 """More than phone cameras usually have; checked before decoding."""
 SIDE_MAX = 30_000
 """Maximum width or height in pixels."""
+TURN = Image.Transpose
+TURNS = {
+    2: TURN.FLIP_LEFT_RIGHT, 3: TURN.ROTATE_180, 4: TURN.FLIP_TOP_BOTTOM,
+    5: TURN.TRANSPOSE, 6: TURN.ROTATE_270, 7: TURN.TRANSVERSE, 8: TURN.ROTATE_90,
+}  # fmt: skip
+"""What turns a picture upright, by its orientation in EXIF; from 5 on the sides are swapped."""
 TAKEN = f"at most {PIXELS_MAX // 1_000_000} megapixels and {SIDE_MAX} pixels a side are taken"
 
 
@@ -36,12 +42,14 @@ def decode(data, least=0):
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check(image.size)
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # orientations that swap the sides
-            width, height = image.size[::-1] if turned else image.size
-            if least:
-                shrink = max(1.0, min(image.size) / least)
-                image.draft("RGB", tuple(max(1, int(side / shrink)) for side in image.size))
-            pixels = np.asarray(opaque(ImageOps.exif_transpose(image)))
+            size = image.size
+            shrink = max(1.0, min(size) / least) if least else 1.0
+            if shrink == 1.0 or image.draft("RGB", tuple(max(1, int(side / shrink)) for side in size)) is None:
+                image.load()
+                size = image.size  # of TIFF, loading has turned the picture upright
+            turn = orientation(image)
+            width, height = size[::-1] if turn > 4 else size
+            pixels = np.asarray(opaque(image.transpose(TURNS[turn]) if turn in TURNS else image))
     except BadImage:
         raise
     except Image.DecompressionBombError:
@@ -51,6 +59,15 @@ def decode(data, least=0):
     except Exception as error:  # decoders raise arbitrary errors for malformed files
         raise BadImage(f"not an image that can be read ({error or type(error).__name__})") from error
     return Picture(pixels, width, height)
+
+
+def orientation(image):
+    """The orientation in a picture's metadata; 1, upright, if there is none that can be read."""
+    try:
+        found = image.getexif().get(0x0112, 1)
+        return int(found) if found in TURNS else 1
+    except Exception:  # malformed metadata raises arbitrary errors; the picture can be shown without it
+        return 1
 
 
 def check(size):
