@@ -19,9 +19,16 @@ from tests.modelserver.models.rig import (
     until,
     write,
 )
+from tests.modelserver.replica.models import onnx_file
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.modelserver.models.life.memory import PASSES_MAX, LoadCancelled, MemoryManager
+from forebay.modelserver.models.life.memory import (
+    PASSES_MAX,
+    PROCESS_BYTES,
+    LoadCancelled,
+    MemoryManager,
+    guessed_bytes,
+)
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.metrics import ServerMetrics
@@ -348,6 +355,25 @@ def test_startup_failure_names_the_model(tmp_path: Path) -> None:
             server.stop()
         assert "model 'huge' needs 0.1" in problem
         assert "more than the memory budget of 0.10 GiB" in problem
+
+    asyncio.run(main())
+
+
+def test_estimate_of_a_bare_file_counts_only_its_own_files(tmp_path: Path) -> None:
+    for name, size_bytes in (("m.onnx", 1), ("m.onnx.data", 20), ("m50.onnx", 300), ("other.onnx", 4000)):
+        (tmp_path / name).write_bytes(bytes(size_bytes))
+
+    assert guessed_bytes(tmp_path, "m.") == PROCESS_BYTES + 21
+
+
+def test_bare_file_is_served_next_to_one_larger_than_the_budget(tmp_path: Path) -> None:
+    onnx_file(tmp_path / "small.onnx")
+    with (tmp_path / "large.onnx").open("wb") as file:
+        file.truncate(2**40)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("small",), memory_bytes=500 * MIB) as server:
+            assert server.states("small") == {"1": ("READY", "")}
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ import pytest
 from tests.modelserver.models.rig import config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.modelserver.models.running.wake_queue import FAILURES_MAX
 from forebay.modelserver.process import supervisor
 
 MOODY = """
@@ -205,6 +206,71 @@ def test_unload_does_not_wait_for_requests_of_a_model_that_cannot_restart(
             await server.unload("m", False)
             assert "the disk is gone" in (await asked[2].error()).text
             assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
+
+    asyncio.run(main())
+
+
+KILLED_WHILE_LOADING = """
+    def initialize(self, args):
+        if Path({deadly!r}).exists():
+            os.kill(os.getpid(), 9)
+        self.weights = np.ones(120 * 2**20, dtype=np.uint8)
+    def answer(self, request):
+        return give(get(request))
+"""
+MIB = 2**20
+
+
+def test_model_killed_while_it_is_loaded_again_is_tried_several_times(tmp_path: Path) -> None:
+    deadly, root = tmp_path / "deadly", tmp_path / "r"
+    for name in ("a", "b"):
+        write(root, name, config(), KILLED_WHILE_LOADING.format(deadly=str(deadly) if name == "a" else "-"))
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), memory_bytes=250 * MIB, turn_s=0.0) as server:
+
+            async def fail() -> None:
+                assert await server.numbers("b", mood(0)) == [[0.0]]
+                await until("a sleeps", lambda: not server.pids("a"))
+                refused = await server.ask("a", mood(0)).error()
+                assert (refused.kind, refused.retry_after_s) == (Kind.UNAVAILABLE, 1)
+                assert "model 'a' version 1 cannot be loaded again: " in refused.text
+                assert "killed by signal 9" in refused.text
+
+            assert await server.numbers("b", mood(0)) == [[0.0]]
+            deadly.touch()
+            for _ in range(FAILURES_MAX - 1):
+                await fail()
+                assert (server.states("a"), server.ready) == ({"1": ("READY", "")}, True)
+            deadly.unlink()
+            assert await server.numbers("a", mood(7)) == [[7.0]]
+            assert await server.numbers("b", mood(0)) == [[0.0]]
+            deadly.touch()
+            for _ in range(FAILURES_MAX):
+                await fail()
+            assert "killed by signal 9" in server.states("a")["1"][1]
+            assert not server.ready
+            deadly.unlink()
+            await server.load("a", {})
+            assert await server.numbers("a", mood(7)) == [[7.0]]
+
+    asyncio.run(main())
+
+
+def test_failed_model_releases_its_memory_even_if_pinned(tmp_path: Path) -> None:
+    deadly, root = tmp_path / "deadly", tmp_path / "r"
+    write(root, "m", config(), KILLED_WHILE_LOADING.format(deadly=str(deadly)))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",), memory_bytes=250 * MIB, pinned=frozenset({"m"})) as server:
+            assert server.memory().used_bytes > 120 * MIB
+            deadly.touch()
+            os.kill(server.pids("m")[0], signal.SIGKILL)
+            await until("it has been given up", lambda: server.states("m")["1"][0] == "UNAVAILABLE")
+            assert (server.memory().used_bytes, server.memory().resident) == (0, 0)
+            deadly.unlink()
+            await server.load("m", {})
+            assert server.memory().resident == 1
 
     asyncio.run(main())
 

@@ -240,10 +240,18 @@ def test_stamp_changes_with_any_file_but_not_with_pycache(tmp_path: Path) -> Non
     assert stamp() == seen[-1]
 
 
-def test_stamp_of_a_bare_model_covers_its_weights(tmp_path: Path) -> None:
-    (tmp_path / "m.xml").touch()
-    (tmp_path / "m.bin").touch()
-    before = scan(tmp_path)[0].stamp
-    (tmp_path / "m.bin").write_bytes(b"1")
+@pytest.mark.parametrize(("model", "weights"), [("m.xml", "m.bin"), ("m.onnx", "m.onnx.data"), ("m.onnx", "m.data")])
+def test_stamp_of_a_bare_model_covers_its_weights(tmp_path: Path, model: str, weights: str) -> None:
+    for name in (model, weights, "m2.onnx", "m.v2.onnx"):
+        (tmp_path / name).touch()
 
-    assert scan(tmp_path)[0].stamp != before
+    def stamp() -> str:
+        (found,) = (each for each in scan(tmp_path) if each.name == "m")
+        return found.stamp
+
+    before = stamp()
+    (tmp_path / "m2.onnx").write_bytes(b"1")
+    (tmp_path / "m.v2.onnx").write_bytes(b"1")
+    assert stamp() == before
+    (tmp_path / weights).write_bytes(b"1")
+    assert stamp() != before

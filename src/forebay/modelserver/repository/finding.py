@@ -70,7 +70,7 @@ def _repository(folder: Path, linked: Sequence[Path]) -> Iterator[Found]:
             elif not is_within(path, *roots):
                 yield Found(entry.name, path, problems=(_link_text(path),))
             elif bare:
-                yield _bare(path, root)
+                yield _bare(path, root, [each.name for each in entries])
             elif path.is_dir():
                 yield _model(path, roots)
         except OSError as error:
@@ -106,14 +106,16 @@ def _model(folder: Path, roots: Sequence[Path]) -> Found:
     )
 
 
-def _bare(file: Path, root: Path) -> Found:
+def _bare(file: Path, root: Path, names: Sequence[str]) -> Found:
+    """A bare model file. Files beside it that are named after it have its weights: `m.bin`, `m.onnx.data`."""
     if file.suffix in LANGUAGE_MODELS:
         hint = f"{file.name} is a language model: serve it with `forebay up`"
         return Found(file.stem, root, problems=(hint,), bare=file.name)
     seen = hashlib.blake2b(digest_size=16)
-    for part in (file, file.with_suffix(".bin")):
-        if part.is_file():
-            _note(seen, part.name, part.stat())
+    for name in names:
+        part = root / name
+        if name == file.name or (name.startswith(f"{file.stem}.") and part.suffix not in _BARE and part.is_file()):
+            _note(seen, name, part.stat())
     return Found(file.stem, root, {1: root}, bare=file.name, stamp=seen.hexdigest())
 
 

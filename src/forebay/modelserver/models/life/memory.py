@@ -397,8 +397,8 @@ def _of(sleeper: Sleeper, refused: Refused) -> Refused:
     return Refused(refused.kind, f"model '{sleeper.name}' {refused.text}")
 
 
-def guessed_bytes(folder: Path) -> int:
-    """Estimated size of a version that was never loaded: its files plus a process."""
+def guessed_bytes(folder: Path, beginning: str = "") -> int:
+    """Estimated size of a version that was never loaded: its files, whose names begin like this, plus a process."""
     total = PROCESS_BYTES
     looked_at = 0
     for at, _, files in os.walk(folder):
@@ -406,8 +406,9 @@ def guessed_bytes(folder: Path) -> int:
             looked_at += 1
             if looked_at > FILES_MAX:
                 return total
-            with suppress(OSError):  # someone writes to the repository now
-                total += (Path(at) / name).stat().st_size
+            if name.startswith(beginning):
+                with suppress(OSError):  # someone writes to the repository now
+                    total += (Path(at) / name).stat().st_size
     return total
 
 

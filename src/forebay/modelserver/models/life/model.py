@@ -7,8 +7,8 @@ from forebay.core.serving.ensemble import abreast
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.versions import chosen_versions, none_available
 from forebay.modelserver.models.context import ServerContext
-from forebay.modelserver.models.life.states import UNLOADED, State
-from forebay.modelserver.models.life.version import Version, not_ready
+from forebay.modelserver.models.life.states import UNLOADED, State, not_ready
+from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.ports import ModelView
 from forebay.modelserver.repository import Described, same_but_instances
 

@@ -61,3 +61,8 @@ KIND_TEXT: Final = {
     Kind.DEADLINE_EXCEEDED: "Deadline exceeded",
 }
 """Prefix of the reason of a version that is not served, as Triton writes it."""
+
+
+def not_ready(name: str, version: str) -> str:
+    """Triton's text for a version that exists but is not ready."""
+    return f"'{name}' version {version} is not at ready state"

@@ -16,9 +16,9 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.context import ServerContext
-from forebay.modelserver.models.life.memory import LoadCancelled, guessed_bytes, used_bytes
+from forebay.modelserver.models.life.memory import BACK_IN_S, LoadCancelled, guessed_bytes, used_bytes
 from forebay.modelserver.models.life.placing import placements
-from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after
+from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after, not_ready
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.batch_scheduler import BatchScheduler
 from forebay.modelserver.models.running.bls import nested
@@ -329,7 +329,11 @@ class Version:
             queue.on_load_cancelled()
             return
         if failed.kind is not Kind.UNAVAILABLE and self.state is State.READY:
-            self._move(Event.FAILED, f"{KIND_TEXT[failed.kind]}: {failed.text}")
+            self._log.error("model cannot be loaded again", reason=failed.text)
+            if queue.on_load_failed():
+                self._move(Event.FAILED, f"{KIND_TEXT[failed.kind]}: {failed.text}")
+            text = f"model '{self.name}' version {self.text} cannot be loaded again: {failed.text}"
+            failed = Refused(failed.kind, text, BACK_IN_S)
         queue.close(Refused(Kind.UNAVAILABLE, failed.text, failed.retry_after_s))
 
     def _ensemble(self) -> Ensemble:
@@ -350,6 +354,8 @@ class Version:
             process = await self._begin()
             await self._settled()
         context.memory.loaded(self)
+        if self._gone.is_set():  # they have failed for good since they were ready
+            raise Refused(Kind.INTERNAL, process.reason)
         config = self.config
         resources = self._resources = InstanceResources(context.rate_limiter, self._changed)
         resources.set(config.instances)
@@ -404,7 +410,8 @@ class Version:
         if self._weighed:  # it may have grown beyond the budget, but it was loaded with less
             size_bytes = min(self._size_bytes, memory.most_bytes(self))
         elif options.memory_bytes:
-            size_bytes = guessed_bytes(self.folder)
+            bare = self.folder == self.described.folder
+            size_bytes = guessed_bytes(self.folder, f"{Path(self.config.model_file).stem}." if bare else "")
         await memory.admit(self, size_bytes, wait_s)
 
     async def _settled(self) -> bool:
@@ -432,22 +439,22 @@ class Version:
 
     async def _keep(self, process: ModelProcess) -> None:
         """Supervise the processes until they end."""
+        why = ""
         try:
             await process.run()
         except GaveUp as gave_up:
-            self._lost(str(gave_up))
+            why = str(gave_up)
         except Exception as error:  # supervisor: a bug in one model's process handling must not take the others down
             self._log.error("model process failed", trace=traceback.format_exc())
-            self._lost(f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
         finally:
             self._gone.set()
-
-    def _lost(self, why: str) -> None:
-        """Its processes have failed for good."""
-        if self.state is State.READY:
+        refused = Refused(Kind.UNAVAILABLE, f"model '{self.name}' version {self.text} is not available: {why}")
+        if why and self.state is State.UNLOADING:
+            self._close(refused)  # nothing will run what is queued
+        elif why and self.state is State.READY and not self.dormant:  # else a load reports it
             self._move(Event.FAILED, f"{KIND_TEXT[Kind.INTERNAL]}: {why}")
-        text = f"model '{self.name}' version {self.text} is not available: {why}"
-        self._close(Refused(Kind.UNAVAILABLE, text))  # also while it is unloaded: nothing will run what is queued
+            await self._end(refused)
 
     async def _end(self, refused: Refused | None) -> None:
         """Stop the processes; with an error, fail all queued requests first."""
@@ -490,8 +497,3 @@ class Version:
         self.reason = reason
         self._context.moves += 1
         self._log.info("model " + event, state=self.state, reason=reason)
-
-
-def not_ready(name: str, version: str) -> str:
-    """Triton's text for a version that exists but is not ready."""
-    return f"'{name}' version {version} is not at ready state"

@@ -16,6 +16,8 @@ from forebay.modelserver.models.running.inputs import prefix
 TOO_LATE: Final = "its deadline passed before its model was loaded again"
 BACK_IN_S: Final = 1
 """Retry-after hint, in seconds: the model may be loaded by then."""
+FAILURES_MAX: Final = 5
+"""Loads that may fail in a row, as of a process that keeps ending: the machine may have lacked memory for a while."""
 
 
 class WakeQueue:
@@ -33,6 +35,7 @@ class WakeQueue:
         self._awaken = awaken
         self._on_abandoned = on_abandoned
         self._waking = False
+        self._failures = 0
         self._calls: dict[Call, None] = {}
         """In order of arrival."""
         self._queue = self._empty()
@@ -83,6 +86,11 @@ class WakeQueue:
         self._waking = False
         if self._calls:
             self.awaken()
+
+    def on_load_failed(self) -> bool:
+        """The load failed; close the queue. Returns whether it has failed too often to be tried again."""
+        self._failures += 1
+        return self._failures >= FAILURES_MAX
 
     def close(self, refused: Refused) -> None:
         """Fail all waiting requests with this error; the next request wakes the model again."""
