@@ -93,6 +93,20 @@ def test_large_file_is_parsed_and_trailing_bytes_are_ignored() -> None:
     assert form == Form({"x": [""]}, {"file": Upload("", data)})
 
 
+@pytest.mark.parametrize(
+    ("given_name", "filename"),
+    [
+        (b"filename*=utf-8''%C3%A9.wav", ""),
+        (b"filename=\"e.wav\"; filename*=utf-8''%C3%A9.wav", "e.wav"),
+        (b'filename="\xc3\xa9.wav"', "é.wav"),
+        (b'filename="\xe9.wav"', "\ufffd.wav"),
+    ],
+)
+def test_file_with_a_filename_beyond_ascii_is_a_file(given_name: bytes, filename: str) -> None:
+    form = read_form(TYPE, body(b'Content-Disposition: form-data; name="file"; ' + given_name + b"\r\n\r\n\xff"))
+    assert form == Form({}, {"file": Upload(filename, b"\xff")})
+
+
 def test_boundary_lookalikes_stay_in_their_file() -> None:
     data = b"\r\n--\r\n--bb\r\n--a" * 1000
     head = b'Content-Disposition: form-data; name="file"; filename="f.wav"\r\nContent-Type: audio/wav\r\n\r\n'

@@ -27,6 +27,8 @@ OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """Of everything that is not data. The parser walks over what surrounds a boundary byte by byte."""
 CHUNK_BYTES: Final = 64 * 1024
 """How much is parsed between two checks of the overhead."""
+_EXTENDED_FILENAME: Final = b"filename*="
+"""How urllib3 before 2 gives filenames that are not ASCII (RFC 5987)."""
 
 
 # It logs a warning for each form that it rejects: the client gets the error, and must not be able to fill the log.
@@ -34,7 +36,7 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload(NamedTuple):
-    """A file of a form. `filename` is the client's and not trusted; only its suffix is used."""
+    """A file of a form. `filename` is the client's and not trusted; it may be empty."""
 
     filename: str
     data: bytes
@@ -123,8 +125,10 @@ class _Reading:
         if self._header.lower() == b"content-disposition":
             kind, options = parse_options_header(self._value)
             filename = options.get(b"filename")
+            if filename is None and _EXTENDED_FILENAME in self._value.lower():
+                filename = b""
             self._name = _text(options.get(b"name", b""), "name of a part") if kind == b"form-data" else ""
-            self._filename = None if filename is None else _text(filename, "filename")
+            self._filename = None if filename is None else filename.decode(errors="replace")
         self._header, self._value = b"", b""
 
     def headers_end(self) -> None:
