@@ -233,6 +233,25 @@ def test_invalid_configuration_reports_field_found_and_allowed_values(
     assert problems(tmp_path, config) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (("1/resnet.onnx", "1/b.bin"), "found the files b.bin, resnet.onnx; expected one of model.onnx, model.xml, "),
+        (
+            tuple(f"1/{number}.bin" for number in range(9)),
+            "found the files 0.bin, 1.bin, 2.bin, 3.bin, 4.bin, 5.bin, ",
+        ),
+        (("model.onnx",), "there are no files in a folder with the number of a version, such as 1; supported are"),
+        (("v1/model.onnx",), "there are no files in a folder with the number of a version, such as 1; supported are"),
+    ],
+)
+def test_backend_that_cannot_be_derived_is_reported_with_the_files(
+    tmp_path: Path, files: tuple[str, ...], why: str
+) -> None:
+    (problem,) = problems(tmp_path, "", *files)
+    assert problem.startswith(f"backend: not given, and it cannot be derived: {why}")
+
+
 @pytest.mark.parametrize(("gpus", "named"), [((), "[0]"), ((0, 1), "[0, 7]")])
 def test_gpus_that_are_named_but_not_there_are_not_replaced_by_the_cpu(
     tmp_path: Path, gpus: tuple[int, ...], named: str

@@ -5,7 +5,7 @@ here.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import Final
 
@@ -25,6 +25,7 @@ INSTANCES_MAX: Final = 1_000
 """Instances per group."""
 ELEMENTS_MAX: Final = 2**40
 """Product of the fixed dimensions of one tensor."""
+FILES_SHOWN_MAX: Final = 8
 OURS: Final = {
     "forebay.age_step_ms": "milliseconds in the queue after which a request moves up one priority level",
     CALLS: "comma-separated models that this one calls; they are loaded with it",
@@ -49,11 +50,11 @@ _CONTROLLED: Final = "nv_inference_first_response_histogram_ms"
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
 
 
-def check(message: Message, name: str, problems: Problems, rules: Rules) -> None:
-    """Report all problems of a configuration with filled-in defaults, for the model `name`."""
+def check(message: Message, name: str, problems: Problems, rules: Rules, files: Collection[str] = ()) -> None:
+    """Report all problems of a configuration with filled-in defaults, for the model `name` with these files."""
     if message.name != name:
         problems.add("name", f"found {message.name!r}; allowed: {name!r}, the name of the model's folder")
-    _backend(message, problems)
+    _backend(message, problems, files)
     if message.max_batch_size < 0:
         problems.add("max_batch_size", f"found {message.max_batch_size}; allowed: 0 (no batches) or more")
     for kind in ("input", "output"):
@@ -125,6 +126,15 @@ def dims_problem(dims: Iterable[int]) -> str:
     return ""
 
 
+def _underivable(files: Collection[str]) -> str:
+    """Why a version with these files does not tell its backend."""
+    if not files:
+        return "there are no files in a folder with the number of a version, such as 1"
+    shown = ", ".join(sorted(files)[:FILES_SHOWN_MAX]) + (", …" if len(files) > FILES_SHOWN_MAX else "")
+    expected = ", ".join(name for names in FILES.values() for name in dict.fromkeys((names[0], names[-1])))
+    return f"found the files {shown}; expected one of {expected}"
+
+
 def _is_set(message: Message, name: str) -> bool:
     field = message.DESCRIPTOR.fields_by_name[name]
     if field.is_repeated or not field.has_presence:
@@ -132,14 +142,14 @@ def _is_set(message: Message, name: str) -> bool:
     return bool(message.HasField(name))
 
 
-def _backend(message: Message, problems: Problems) -> None:
+def _backend(message: Message, problems: Problems, files: Collection[str]) -> None:
     backend, platform = message.backend, message.platform
     served = f"supported are the backends {', '.join(FILES)} and the platform {ENSEMBLE}"
     if platform == ENSEMBLE:
         if backend:
             problems.add("backend", f"found {backend!r}; an ensemble has none")
     elif not backend and not platform:
-        problems.add("backend", f"not given, and it cannot be derived from the model's files; {served}")
+        problems.add("backend", f"not given, and it cannot be derived: {_underivable(files)}; {served}")
     elif not backend:
         problems.add("platform", f"found {platform!r}; {served}")
     elif backend not in FILES:

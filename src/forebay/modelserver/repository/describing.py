@@ -71,8 +71,9 @@ def _described(
 ) -> Described:
     problems = Problems()
     message = _message(found, override, rules, problems)
-    fill_in(message, found.name, _file_names(found), rules)
-    check(message, found.name, problems, rules)
+    files = _file_names(found)
+    fill_in(message, found.name, files, rules)
+    check(message, found.name, problems, rules, files)
     if not rules.auto_complete:
         check_whole(message, problems)
     if problems:
