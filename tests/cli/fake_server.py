@@ -24,6 +24,8 @@ class FakeServer(ThreadingHTTPServer):
         self.authorizations: list[str | None] = []
         self.closing = threading.Event()
         self.models: tuple[str, ...] = MODELS
+        self.key: str | None = None
+        """The key that listing the models requires."""
 
     @property
     def url(self) -> str:
@@ -58,6 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
+        if self.server.key and self.headers["authorization"] != f"Bearer {self.server.key}":
+            error = {"message": "There is no API key in the request.", "code": "invalid_api_key"}
+            self._json(401, {"error": error})
+            return
         self._json(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.server.models]})
 
     def do_POST(self) -> None:

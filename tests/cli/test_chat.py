@@ -3,6 +3,10 @@
 import pytest
 from tests.cli.conftest import Run
 from tests.cli.fake_server import FakeServer
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from forebay.cli.settings import UserError
 
 TEXT = "The capital of France is Paris."
 
@@ -92,3 +96,46 @@ def test_empty_question_is_a_usage_error(run: Run, server: FakeServer) -> None:
 
     assert done.returncode == 2
     assert "No prompt" in done.stderr
+
+
+def refused(*words: str) -> UserError:
+    done = CliRunner().invoke(app, ["chat", "hi", *words])
+    assert isinstance(done.exception, UserError), done.output
+    return done.exception
+
+
+def test_missing_key_is_explained(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_API_KEY", raising=False)
+    server.key = "secret"
+    try:
+        error = refused("--url", server.url)
+    finally:
+        server.key = None
+
+    assert "[invalid_api_key] (HTTP 401)" in str(error)
+    assert "--api-key" in str(error)
+    assert error.exit_code == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:80x", "ftp://127.0.0.1", "http://", "http://[::1"])
+def test_unusable_url_is_a_usage_error(url: str) -> None:
+    error = refused("--url", url)
+
+    assert url in str(error)
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("", "/v1/"), ("http://", "/")])
+def test_url_may_lack_the_scheme_or_end_with_a_slash(server: FakeServer, before: str, after: str) -> None:
+    url = before + server.url.removeprefix("http://") + after
+    done = CliRunner().invoke(app, ["chat", "--url", url, "hi"])
+
+    assert (done.exit_code, done.stdout) == (0, f"{TEXT}\n")
+
+
+@pytest.mark.parametrize("key", ["ключ", "two\nlines"])
+def test_key_that_no_header_can_hold_is_a_usage_error(server: FakeServer, key: str) -> None:
+    error = refused("--url", server.url, "--api-key", key)
+
+    assert "printable ASCII" in str(error)
+    assert error.exit_code == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from forebay.cli.settings import NOT_REACHED, UserError
+from forebay.cli.settings import NOT_REACHED, WRONG_USAGE, UserError
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0
@@ -45,12 +45,36 @@ def checks(url: str, tls: ssl.SSLContext | None = None) -> ssl.SSLContext:
     return tls or trusted(url, None) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
+def base_url(text: str, origin: str) -> str:
+    """A base URL with a scheme, by default http, and without a trailing slash. Raises `UserError`, with the origin of
+    the text."""
+    try:
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL as error:
+        raise UserError(f"{origin}: found {text!r} ({error}); allowed: http[s]://HOST:PORT", WRONG_USAGE) from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserError(f"{origin}: found {text!r}; allowed: http[s]://HOST:PORT", WRONG_USAGE)
+    return str(url).rstrip("/")
+
+
+def bearer(key: str | None, origin: str) -> dict[str, str]:
+    """The header that sends an API key, if there is one. Raises `UserError`, with the origin of the key."""
+    if key and not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"{origin}: found a character that no HTTP header can hold; allowed: printable ASCII", WRONG_USAGE
+        )
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def connect(url: str, api_key: str | None, tls: ssl.SSLContext | None = None) -> httpx.Client:
-    """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls`: the result of `trusted`."""
+    """A client for an OpenAI-compatible server at `url`, with or without `/v1`. `tls`: the result of `trusted`.
+
+    Raises `UserError`.
+    """
     return httpx.Client(
         verify=checks(url, tls),
-        base_url=url.removesuffix("/v1"),
-        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        base_url=base_url(url, "--url or FOREBAY_URL").removesuffix("/v1"),
+        headers=bearer(api_key, "--api-key or FOREBAY_API_KEY"),
         timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         trust_env=False,
     )
@@ -58,11 +82,13 @@ def connect(url: str, api_key: str | None, tls: ssl.SSLContext | None = None) ->
 
 def choose_model(client: httpx.Client, wanted: str | None, preferred: str) -> str:
     """The wanted model, else the only one, else the one called `preferred`. Raises `UserError`."""
+    response = None
     try:
         response = client.get("/v1/models")
-        response.raise_for_status()
+        if not response.is_success:
+            raise ValueError(refusal(response))
         names = sorted(str(entry["id"]) for entry in response.json()["data"])
-    except httpx.ConnectError as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise UserError(
                 f"The certificate of {client.base_url} is not trusted ({str(error).partition('failed: ')[2]}). "
@@ -77,6 +103,8 @@ def choose_model(client: httpx.Client, wanted: str | None, preferred: str) -> st
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         if wanted:
             return wanted
+        if response is not None and response.status_code == httpx.codes.UNAUTHORIZED:
+            raise UserError(f"{error}\nGive a valid key with --api-key or FOREBAY_API_KEY.") from None
         raise UserError(
             f"{client.base_url}/v1/models returned no list of models ({error}). Name one with --model.", NOT_REACHED
         ) from None

@@ -1,6 +1,7 @@
 """`forebay deploy`, `rollout` and `apply` against a scripted API: what is sent and printed, and the hints."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from forebay.cli.deploy import view, work
+from forebay.cli.deploy.client import Admin
 from forebay.cli.main import app
 from forebay.cli.settings import UserError
 from forebay.control.api.documents import (
@@ -303,6 +305,42 @@ def test_other_server_at_the_address_is_recognized(api: Api, status: int, answer
 
     assert "does not answer like the admin API" in str(error)
     assert error.exit_code == 3
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:80x81", "http://[::1", "ftp://127.0.0.1"])
+def test_unusable_url_is_a_usage_error(url: str) -> None:
+    error = refused("rollout", "status", "--url", url)
+
+    assert str(error).startswith(f"--url: found '{url}'")
+    assert error.exit_code == 2
+
+
+def test_url_may_lack_the_scheme(api: Api) -> None:
+    api.answers["GET /v1/rollouts"] = [(200, Rollouts(()))]
+
+    assert run("rollout", "status", "--url", api.url.removeprefix("http://")).exit_code == 0
+
+
+def test_key_that_no_header_can_hold_is_a_usage_error(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("fb-one\nfb-two\n")
+    said = str(refused("rollout", "status", "--token-file", str(tmp_path / "token")))
+    assert said.startswith("--token-file: found a character")
+
+    monkeypatch.setenv("FOREBAY_ADMIN_TOKEN", "ключ")
+    error = refused("rollout", "status")
+    assert str(error).startswith("FOREBAY_ADMIN_TOKEN: found a character")
+    assert error.exit_code == 2
+
+
+def test_hanging_cluster_is_not_taken_for_another_version() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = Admin(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(UserError, match="did not answer in time") as raised:
+            admin.raw("GET", "/v1/rollouts", timeout_s=0.05)
+
+    assert raised.value.exit_code == 3
 
 
 def test_missing_cluster_or_plan_is_an_error(api: Api) -> None:

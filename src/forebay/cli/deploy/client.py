@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from forebay.cli.running.address import admin_address
-from forebay.cli.server import checks, refusal
+from forebay.cli.server import base_url, bearer, checks, refusal
 from forebay.cli.settings import NOT_REACHED, UserError
 from forebay.wire.documents import UNREADABLE
 
@@ -48,9 +48,9 @@ class Admin:
     """The admin API of one cluster. Every method raises `UserError`."""
 
     def __init__(self, url: str | None = None, token_file: Path | None = None, file: Path | None = None) -> None:
-        self.url, self._origin = admin_address(url, file)
-        key = token(token_file)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        found, self._origin = admin_address(url, file)
+        self.url = base_url(found, self._origin)
+        self._headers = bearer(token(token_file), "--token-file" if token_file else TOKEN)
         self._checks = checks(self.url)
         self._request: Callable[..., httpx.Response] = partial(httpx.request, trust_env=False, verify=self._checks)
 
@@ -99,13 +99,18 @@ class Admin:
                 content=body if body is None or isinstance(body, bytes) else msgspec.json.encode(body),
                 timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             )
-        except httpx.ConnectError:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             raise UserError(
                 f"No cluster runs at {self.url} ({self._origin}). Start one with `forebay up`; "
                 "if it runs elsewhere, set --url or FOREBAY_ADMIN_URL, or give its file with -f.",
                 NOT_REACHED,
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.TimeoutException:
+            raise UserError(
+                f"{self.url} ({self._origin}) did not answer in time: control hangs, or its machine is overloaded.",
+                NOT_REACHED,
+            ) from None
+        except httpx.HTTPError as error:
             raise self._unexpected(error) from None
         if answer.is_success or answer.status_code == PROBLEMS:
             return answer.content
