@@ -12,16 +12,24 @@ from forebay.cli.doctor import Check, State, check_disk, check_extra, check_gpu,
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_free_port_is_ok_and_occupied_port_names_its_setting(host: str) -> None:
+def test_free_port_is_ok_and_occupied_port_names_process_and_setting(host: str) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as taken:
         taken.bind((host, 0))
         port = taken.getsockname()[1]
         taken.listen()
-        found = check_port("gateway.port", host, port)
+        found = check_port("gateway", host, port)
 
     assert found.state is State.MISSING
-    assert "gateway.port" in found.advice
-    assert check_port("gateway.port", host, port).state is State.OK
+    assert f"process {os.getpid()}" in found.found
+    assert found.advice == "stop that process, or change gateway.port or gateway.host"
+    assert check_port("gateway", host, port).state is State.OK
+
+
+def test_host_of_another_machine_is_not_taken_for_an_occupied_port() -> None:
+    found = check_port("admin", "192.0.2.1", 8081)
+
+    assert found.found == "192.0.2.1 is not an address of this machine"
+    assert found.advice == "change admin.port or admin.host"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_config_check_reports_the_certificate(run: Run, tmp_path: Path) -> None:
 
 def test_doctor_recognizes_a_gateway_with_tls(tmp_path: Path) -> None:
     with https_server(tmp_path) as server:
-        found = check_port("gateway.port", "127.0.0.1", server.server_address[1], "https")
+        found = check_port("gateway", "127.0.0.1", server.server_address[1], "https")
 
     assert found.state is State.OK
     assert "by a running Forebay" in found.found

@@ -4,7 +4,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from forebay.control.ports import Taken, bind
 from forebay.core.model import TlsSpec
 from forebay.engines.tensor.gpus import BUILT_WITH_CUDA, computing, visible
 from forebay.net import tls
@@ -128,17 +128,13 @@ def check_disk(home: Path) -> Check:
     return Check("disk", State.OK, found)
 
 
-def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Check:
-    """Free, used by Forebay, or used by another process."""
+def check_port(section: str, host: str, port: int, scheme: str = "http") -> Check:
+    """Free, used by Forebay, or not usable: the port of a section of the cluster file."""
     name = f"port {port}"
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            taken = str(error.strerror)
-        else:
-            return Check(name, State.OK, "free")
+    taken = bind(host, port)
+    if not isinstance(taken, Taken):
+        taken.close()
+        return Check(name, State.OK, "free")
     for path in ("/v1/status", "/livez"):
         try:
             # no secret is sent, so the server need not be authenticated
@@ -147,7 +143,7 @@ def check_port(setting: str, host: str, port: int, scheme: str = "http") -> Chec
             break
         if answer.status_code == 200 and (path == "/livez" or "models" in answer.text):
             return Check(name, State.OK, "in use by a running Forebay")
-    return Check(name, State.MISSING, taken, f"stop the process that listens there, or change {setting}")
+    return Check(name, State.MISSING, taken.why, f"{taken.remedy} {section}.port or {section}.host")
 
 
 def check_certificate(spec: TlsSpec) -> Check:
@@ -236,13 +232,13 @@ def check_clock() -> Check:
 
 
 def checks(home: Path, ports: tuple[tuple[str, str, int, str], ...], certificate: TlsSpec | None) -> Iterator[Check]:
-    """All checks in order; the slow one is last. `ports`: setting, host, port, scheme."""
+    """All checks in order; the slow one is last. `ports`: section, host, port, scheme."""
     plain: tuple[Callable[[], Check], ...] = (check_python, check_system, check_cores, check_memory)
     for check in plain:
         yield check()
     yield check_disk(home)
-    for setting, host, port, scheme in ports:
-        yield check_port(setting, host, port, scheme)
+    for section, host, port, scheme in ports:
+        yield check_port(section, host, port, scheme)
     if certificate is not None:
         yield check_certificate(certificate)
     yield check_files()

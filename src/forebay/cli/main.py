@@ -257,8 +257,8 @@ def doctor(file: FileOption = None, as_json: JsonOption = False) -> None:
     cluster = settings.load_cluster(settings.read_file(file), [], os.environ)
     gateway, admin = cluster.gateway, cluster.admin
     ports = (
-        ("gateway.port", gateway.host, gateway.port, "https" if gateway.tls else "http"),
-        ("admin.port", admin.host, admin.port, "http"),
+        ("gateway", gateway.host, gateway.port, "https" if gateway.tls else "http"),
+        ("admin", admin.host, admin.port, "http"),
     )
     console, notes = settings.screen(), settings.screen(stderr=True)
     with notes.status("checking the machine"):

@@ -135,15 +135,13 @@ def _take_ports(cluster: Cluster, places: Places) -> socket.socket:
     gateway = bind(cluster.gateway.host, cluster.gateway.port)
     if isinstance(gateway, Taken):
         if not gateway.pids or not own.issuperset(gateway.pids):
-            problems.append(f"the gateway: {gateway.why}. Stop that process, or change gateway.port or gateway.host.")
+            problems.append(f"the gateway: {gateway.why}; {gateway.remedy} gateway.port or gateway.host.")
     else:
         gateway.close()
     admin = bind(cluster.admin.host, cluster.admin.port)
     if isinstance(admin, Taken):
-        how = (
-            "each controller needs its own: `--set admin.port=PORT`" if several else "change admin.port or admin.host"
-        )
-        problems.append(f"the admin API: {admin.why}. Stop that process, or {how}.")
+        own_port = "; each controller needs its own: `--set admin.port=PORT`" if several else ""
+        problems.append(f"the admin API: {admin.why}; {admin.remedy} admin.port or admin.host{own_port}.")
     if problems or isinstance(admin, Taken):
         if not isinstance(admin, Taken):
             admin.close()

@@ -9,14 +9,17 @@ from pathlib import Path
 
 LISTEN = "0A"
 COMMAND_CHARS_MAX = 100
+IN_USE = "stop that process, or change"
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A port that cannot be bound: why, and the processes that hold it, as far as they are visible."""
+    """A port that cannot be bound: why, and the processes that hold it, as far as they are visible. `remedy`: what
+    to do to the port or the host, or instead."""
 
     why: str
     pids: tuple[int, ...] = ()
+    remedy: str = "change"
 
 
 def bind(host: str, port: int) -> socket.socket | Taken:
@@ -39,7 +42,7 @@ def _taken(host: str, port: int, error: OSError) -> Taken:
     if error.errno == errno.EADDRINUSE:
         pids = holders(port)
         named = "; ".join(f"process {pid}: {_command(pid)}" for pid in pids)
-        return Taken(f"port {port} is in use by {named or 'a process that is not visible from here'}", pids)
+        return Taken(f"port {port} is in use by {named or 'a process that is not visible from here'}", pids, IN_USE)
     if error.errno == errno.EACCES:
         return Taken(f"port {port} needs privileges; ports from 1024 on do not")
     if error.errno == errno.EADDRNOTAVAIL:

@@ -1,12 +1,15 @@
 """The base of all sections of the cluster file, and the record of a conflict between settings."""
 
+import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 class Section(BaseModel):
@@ -28,3 +31,12 @@ def sections(value: Any) -> list[Mapping[str, Any]]:
     one."""
     listed = value if isinstance(value, Sequence) and not isinstance(value, str) else []
     return [each if isinstance(each, Mapping) else {} for each in listed]
+
+
+def is_host(text: str) -> bool:
+    """Whether a text is an IP address or a host name, without a port."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
