@@ -11,10 +11,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from tests.gateway.records.rig import line_of
 from typer.testing import CliRunner
 
 from forebay.cli.main import app
+from forebay.cli.records.explain import explain
+from forebay.cli.records.reading import RecordFiles
 from forebay.cli.records.usage import COLUMNS, view
 from forebay.cli.settings import UserError
 from forebay.control.api.recorded import UsageRow
@@ -117,6 +120,18 @@ def test_explain_shows_every_term_the_attempts_and_the_outcome(run: Run) -> None
         assert words in done.stdout, words
     assert "→  chat-0" in done.stdout
     assert "counted by the gateway" in run("explain", "req-3").stdout
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_explain_cuts_no_figure_off_on_a_narrow_terminal(root: Path, width: int) -> None:
+    console = Console(width=width, file=StringIO())
+    explain(RecordFiles(root), "req-1", False, console)
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+
+    assert "→  chat-0" in shown
+    assert all(words in shown for words in ("degraded", "210 ms", "450 ms", "5.6 ms", "1.5x", "780 ms", "2.3 s"))
+    assert "…" not in shown
 
 
 @pytest.mark.parametrize(("attempts", "queued"), [(ATTEMPTS, "queued 0 ms,"), ((), "queued -,")])

@@ -87,7 +87,7 @@ def _replicas(it: RolloutDocument) -> Text:
 
 
 def _findings(findings: Iterable[FindingDocument]) -> Table:
-    shown = table("  metric", "part", "says", "seen", "samples", "lacking", right=("samples", "lacking"), wide="seen")
+    shown = table("  metric", "part", "says", "seen", "samples", "lacking", right=("samples", "lacking"))
     for each in findings:
         needed = _count(each.needed_samples) if each.finding is Finding.OPEN and each.required else ""
         style = FINDINGS[each.finding] if each.required or each.finding is Finding.WORSE else "dim"
@@ -125,7 +125,7 @@ def line(it: RolloutDocument) -> str:
 
 def past(rollouts: Iterable[RolloutDocument]) -> RenderableType:
     """One line for each rollout."""
-    shown = table("rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why", wide="why")
+    shown = table("rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why")
     for it in rollouts:
         words = Text(it.phase.value.replace("_", " "), PHASES[it.phase])
         shown.add_row(it.id, it.kind, it.stable, it.canary, words, time(it.created_at), it.created_by, it.why)

@@ -17,7 +17,7 @@ def listed(found: Sequence[KeyDocument], as_json: bool) -> None:
     if not found:
         settings.screen().print("There are no keys yet. `forebay keys create --tenant NAME` creates one.")
         return
-    shown = table("id", "of", "may", "state", "created", "expires")
+    shown = table("id", "of", "may", "state", "created", "expires", whole=("id",))
     for each in found:
         may = f"admin API: {each.role}" if each.role else "use models"
         ends = time(each.expires_at) or "never"

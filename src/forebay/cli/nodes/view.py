@@ -82,7 +82,7 @@ def _indented(part: RenderableType) -> Padding:
 def _devices(devices: Iterable[DeviceStanding]) -> Table:
     shown = table(
         "device", "state", "name", "memory", "busy", "heat", "power", "clock", "weight", "replicas",
-        right=RIGHT, wide="replicas",
+        right=RIGHT,
     )  # fmt: skip
     for it in devices:
         shown.add_row(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.settings import UserError
+from forebay.cli.view.table import NARROW, without_empty
 from forebay.control.api.recorded import CandidateDocument, DecisionDocument
 from forebay.core.errors import OK
 from forebay.core.routing import BATCH, INTERACTIVE
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 CANDIDATE_COLUMNS = (
     "", "replica", "gen", "state", "load", "queue", "prefill", "decode", "price", "kv", "handicap", "total", "hit",
 )  # fmt: skip
+CHARS_MAX = 160
+"""Room for all figures of a candidate."""
 
 
 def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bool, screen: Console) -> int:
@@ -35,12 +38,14 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found.decisions)).decode())
     else:
-        screen.print(Group(*(part for record in found.decisions for part in view(record))))
+        narrow = screen.width < NARROW
+        screen.width = max(screen.width, CHARS_MAX)  # no figure is truncated: a narrow terminal wraps the lines
+        screen.print(Group(*(part for record in found.decisions for part in view(record, narrow))))
     return 0
 
 
-def view(record: DecisionDocument) -> Iterator[RenderableType]:
-    """Format a record."""
+def view(record: DecisionDocument, narrow: bool = False) -> Iterator[RenderableType]:
+    """Format a record; if `narrow`, without figures that no candidate has."""
     at = datetime.fromtimestamp(record.ts, UTC).isoformat(" ", "milliseconds")
     good = "green" if record.code == OK else "bold red"
     yield Text.assemble((record.request_id, "bold"), f"  {at}  {record.gateway}")
@@ -68,7 +73,7 @@ def view(record: DecisionDocument) -> Iterator[RenderableType]:
         yield Text(f"resumed   {record.resumed} times on another replica")
     if record.candidates:
         yield Text()
-        yield _candidates(record)
+        yield _candidates(record, narrow)
         if any(c.total_s for c in record.candidates):
             yield Text(_sum_of(record.candidates), style="dim")
     if record.attempts:
@@ -77,8 +82,8 @@ def view(record: DecisionDocument) -> Iterator[RenderableType]:
     yield Text()
 
 
-def _candidates(record: DecisionDocument) -> Table:
-    table = _table(*CANDIDATE_COLUMNS)
+def _candidates(record: DecisionDocument, narrow: bool) -> Table:
+    rows, chosen_row = list[list[str]](), -1
     for c in sorted(record.candidates, key=lambda c: c.total_s):
         chosen = c.replica == record.chosen
         terms = (c.queue_s, c.prefill_s, c.decode_s, c.price_s, c.kv_s)
@@ -87,7 +92,12 @@ def _candidates(record: DecisionDocument) -> Table:
             *map(_seconds, terms), f"{c.handicap:.3g}x", _seconds(c.total_s),
             f"{c.hit_tokens:g} {record.hit if chosen else ''}".rstrip(),
         ]  # fmt: skip
-        table.add_row(*(Text(cell) for cell in cells), style="bold" if chosen else "")
+        chosen_row = len(rows) if chosen else chosen_row
+        rows.append(cells)
+    columns, rows = without_empty(CANDIDATE_COLUMNS, rows, always=5 if narrow else len(CANDIDATE_COLUMNS))
+    table = _table(*columns)
+    for number, row in enumerate(rows):
+        table.add_row(*map(Text, row), style="bold" if number == chosen_row else "")
     if record.others:
         table.add_row("", Text(f"and {record.others} more"))
     return table

@@ -184,7 +184,7 @@ def show_history(found: Collection[events.Event], as_json: bool) -> None:
     if as_json:
         _print(tuple(found))
         return
-    shown = table("#", "time (UTC)", "who", "what", "of", "why", right=("#",), wide="why")
+    shown = table("#", "time (UTC)", "who", "what", "of", "why", right=("#",))
     for event in found:
         shown.add_row(str(event.number), _time(event.at), event.actor, event.kind, event.subject, event.why)
     settings.screen().print(shown if found else "No events yet.")

@@ -20,7 +20,7 @@ RIGHT = ("replicas", "wanted", "starts in")
 
 def overview(models: Iterable[ScalingDocument], limits: Sequence[LimitUse] = ()) -> RenderableType:
     """A line per model, and one for the limits that they share."""
-    shown = table("model", "mode", "replicas", "wanted", "bounds", "starts in", "why", right=RIGHT, wide="why")
+    shown = table("model", "mode", "replicas", "wanted", "bounds", "starts in", "why", right=RIGHT)
     for it in models:
         shown.add_row(
             Text(it.model, "bold"),
@@ -80,7 +80,7 @@ def _facts(it: ScalingDocument) -> Table:
 
 
 def _decisions(told: Iterable[DecisionRecord]) -> Table:
-    shown = table("at (UTC)", "from", "to", "reason", "why", right=("from", "to"), wide="why")
+    shown = table("at (UTC)", "from", "to", "reason", "why", right=("from", "to"))
     for each in told:
         wanted = Text(str(each.wanted), "green" if each.wanted > each.before else "")
         reason = each.reason if each.done else f"{each.reason} (shadow)"

@@ -133,7 +133,7 @@ def _gaps(gaps: tuple[Gap, ...]) -> str:
 
 
 def _incidents(incidents: Iterable[Incident]) -> RenderableType:
-    shown = table("when (UTC)", "what", "unit", "lasted", "why", right=("lasted",), wide="why")
+    shown = table("when (UTC)", "what", "unit", "lasted", "why", right=("lasted",))
     every = tuple(incidents)
     for each in every[-SHOWN_MAX:]:
         lasted = "" if each.lasted_s is None else span(each.lasted_s)

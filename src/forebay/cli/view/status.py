@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from forebay.cli.deploy.client import Admin
 from forebay.cli.settings import UserError
+from forebay.cli.view.table import Fitting, table
 from forebay.control.leading.term import LeaderStatus
 from forebay.control.status import FOLLOW, ReplicaStatus, Status, UnitStatus
 
@@ -28,7 +31,9 @@ COLOURS = {
 COLUMNS = ("", "state", "load", "kv", "pid", "address", "restarts", "revision")
 RIGHT = ("load", "kv", "pid", "restarts")
 WHOLE = (*RIGHT, "address")
-"""Columns that are never truncated or wrapped, unlike the others."""
+"""Columns that are never wrapped, unlike the others."""
+SPARE = ("kv", "pid", "restarts", "address", "load")
+"""Columns that a narrow terminal does not get, the first ones first."""
 
 
 PATH = "/v1/status"
@@ -64,25 +69,7 @@ def _view_or_reason(admin: Admin) -> RenderableType:
 
 def view(cluster: Status) -> RenderableType:
     """Format the cluster status."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in COLUMNS:
-        table.add_column(
-            name, justify="right" if name in RIGHT else "left", no_wrap=name in WHOLE, overflow="ellipsis"
-        )
-    for model in cluster.models:
-        ready = Text(
-            f"{model.ready}/{model.wanted} ready", style="green" if model.ready == model.wanted else "yellow"
-        )
-        if model.least is not None:
-            ready.append(f" ({model.least} to {model.most})", "dim")
-        if model.standby:
-            ready.append(f", {model.standby} standby")
-        table.add_row(Text(model.name, style="bold"), ready, "", "", "", model.engine, "", model.revision or "-")
-        for replica in model.replicas:
-            table.add_row(*_replica(replica))
-    table.add_row(Text("gateway", style="bold"))
-    for gateway in cluster.gateways:
-        table.add_row(*_unit(gateway, "", ""))
+    rows = list(_rows(cluster))
     units = [*(replica for model in cluster.models for replica in model.replicas), *cluster.gateways]
     verdict = ("ready", "green") if cluster.ready else (f"not ready ({cluster.phase})", "bold yellow")
     if cluster.phase == FOLLOW:
@@ -93,7 +80,33 @@ def view(cluster: Status) -> RenderableType:
     notes += [note for unit in units if (note := _note(unit))]
     if cluster.leader is not None:
         trouble.append(Text(_leader(cluster.leader), style="dim"))
-    return Group(head, *trouble, Text(), table, *([Text(), *notes] if notes else []))
+    return Group(head, *trouble, Text(), Fitting(partial(_table, rows), SPARE), *([Text(), *notes] if notes else []))
+
+
+def _table(rows: Iterable[Sequence[str | Text]], without: Collection[str]) -> Table:
+    kept = [at for at, name in enumerate(COLUMNS) if name not in without]
+    shown = table(*(COLUMNS[at] for at in kept), right=RIGHT, whole=WHOLE)
+    for row in rows:
+        cells = (*row, *[""] * (len(COLUMNS) - len(row)))
+        shown.add_row(*(cells[at] for at in kept))
+    return shown
+
+
+def _rows(cluster: Status) -> Iterator[Sequence[str | Text]]:
+    for model in cluster.models:
+        ready = Text(
+            f"{model.ready}/{model.wanted} ready", style="green" if model.ready == model.wanted else "yellow"
+        )
+        if model.least is not None:
+            ready.append(f" ({model.least} to {model.most})", "dim")
+        if model.standby:
+            ready.append(f", {model.standby} standby")
+        name = Text(model.name, style="bold")
+        yield name, ready, "", "", "", model.engine, "", model.revision or "-"
+        yield from map(_replica, model.replicas)
+    yield (Text("gateway", style="bold"),)
+    for gateway in cluster.gateways:
+        yield _unit(gateway, "", "")
 
 
 def _leader(leader: LeaderStatus | None) -> str:

@@ -1,27 +1,31 @@
 """The table format that all commands use."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
 NARROW: Final = 110
 """Terminals with fewer columns get no empty columns."""
-NOTHING: Final = ("", "0")
+WIDE: Final = 1000
+"""More columns than any table has."""
+NOTHING: Final = ("", "0", "-")
 """Cells without information."""
 
 
-def table(*columns: str, right: Collection[str] = (), wide: str = "") -> Table:
-    """An empty table. Numbers and times are never truncated: if there is no room, the wide column wraps first, then
-    the others."""
+def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
+    """An empty table. Numbers, times and the columns of `whole` stay in one piece; if there is no room, the others
+    wrap, the widest first, and nothing of them is cut off."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
-        whole = name in right or "UTC" in name
+        one = name in right or name in whole or "UTC" in name
         made.add_column(
             name,
             justify="right" if name in right else "left",
-            no_wrap=whole,
-            overflow="fold" if name == wide else "ellipsis",
+            no_wrap=one,
+            overflow="ellipsis" if one else "fold",
         )
     return made
 
@@ -32,3 +36,21 @@ def without_empty(
     """Only the columns, with their cells, that have information in some row; the first `always` ones in any case."""
     kept = [at for at in range(len(columns)) if at < always or any(row[at] not in NOTHING for row in rows)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A table that leaves out columns of `spare`, the first ones first, while it is wider than the terminal. `make`
+    gets the names of those that are left out."""
+
+    make: Callable[[Collection[str]], Table]
+    spare: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """The protocol of rich."""
+        unlimited = options.update(max_width=WIDE)
+        for count in range(len(self.spare) + 1):
+            made = self.make(self.spare[:count])
+            if console.measure(made, options=unlimited).maximum <= options.max_width:
+                break
+        yield made

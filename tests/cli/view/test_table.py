@@ -1,0 +1,80 @@
+"""Tables on narrow terminals: text wraps, and nothing is cut off."""
+
+from collections.abc import Collection
+from io import StringIO
+
+import pytest
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from forebay.cli.view.status import view
+from forebay.cli.view.table import Fitting, table
+from forebay.control.status import ModelStatus, ReplicaStatus, Status, UnitStatus
+from forebay.core.model import ReplicaState
+
+NAMES = ("recommender-large-0", "recommender-large-1")
+
+
+def printed(shown: RenderableType, width: int) -> str:
+    console = Console(width=width, file=StringIO())
+    console.print(shown)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def cluster() -> Status:
+    units = {"generation": 1, "pid": 1234567, "url": "http://127.0.0.1:8100", "why": "", "since": 1.0, "restarts": 0}
+    rest = {"starts_again_in_s": None, "last_words": "", "model": "recommender-large", "revision": "r-4c1f09aa"}
+    load = {"engine_pid": 3, "engine_restarts": 0, "in_flight": 3, "running": 3, "waiting": 0, "capacity": 16}
+    kv = {"kv_used_tokens": 10, "kv_total_tokens": 100, "batch_fill": 0.3}
+    replicas = tuple(
+        ReplicaStatus(id=name, state=state, **units, **rest, **load, **kv)  # type: ignore[arg-type]
+        for name, state in zip(NAMES, (ReplicaState.READY, ReplicaState.QUARANTINED), strict=True)
+    )
+    gateway = UnitStatus("gateway-0", 1, 7, "http://127.0.0.1:8080", ReplicaState.READY, "", 1.0, 0, None, "")
+    model = ModelStatus("recommender-large", "chat", "openvino", "s", "r-4c1f09aa", {}, 1, 2, replicas)
+    return Status("prod", "0.1.0", 1, True, "run", "", "http://127.0.0.1:8080", (gateway,), (model,))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_status_has_names_states_and_revisions_on_narrow_terminals(width: int) -> None:
+    shown = printed(view(cluster()), width)
+
+    for words in (*NAMES, "quarantined", "gateway-0", "r-4c1f09aa", "1/2 ready"):
+        assert words in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_status_has_all_columns_where_they_fit() -> None:
+    shown = printed(view(cluster()), 120)
+
+    for words in ("3/16", "10%", "1234567", "127.0.0.1:8100", "openvino"):
+        assert words in shown
+
+
+def test_columns_are_left_out_in_the_given_order_until_the_rest_fits() -> None:
+    def make(without: Collection[str]) -> Table:
+        shown = table(*(name for name in ("a", "b", "c") if name not in without))
+        shown.add_row(*["x" * 10] * len(shown.columns))
+        return shown
+
+    def headers(width: int) -> list[str]:
+        return printed(Fitting(make, ("c", "b")), width).splitlines()[0].split()
+
+    assert [headers(width) for width in (40, 30, 26, 20, 5)] == [
+        ["a", "b", "c"],
+        ["a", "b"],
+        ["a", "b"],
+        ["a"],
+        ["a"],
+    ]
+
+
+def test_text_wraps_and_whole_columns_do_not() -> None:
+    shown = table("id", "of", whole=("id",))
+    shown.add_row("0123456789", "somebody@example.com")
+    lines = printed(shown, 24).splitlines()[1:]
+
+    assert lines[0].startswith("0123456789  ")
+    assert "".join(line[12:].strip() for line in lines) == "somebody@example.com"
