@@ -84,6 +84,20 @@ def test_changes_show_both_values_and_their_effects(
     assert list(effects(plan(before), plan(after))) == done
 
 
+@pytest.mark.parametrize(
+    ("replicas", "effect"),
+    [
+        (1, "its replica is replaced; the standby stands in"),
+        (2, "2 replicas are replaced, one after the other; the standby stands in"),
+    ],
+)
+def test_standby_replica_stands_in_while_others_are_replaced(replicas: int, effect: str) -> None:
+    model = {**CHAT, "replicas": replicas, "standby": 1}
+    before, after = cluster(models=[model]), cluster(models=[{**model, "drain_grace_s": 1}])
+
+    assert effects(plan(before), plan(after)) == (f"chat: {effect}",)
+
+
 def test_removed_models_and_gateways_are_named_and_long_values_truncated() -> None:
     before, after = cluster(gateway={"processes": 2}), cluster(models=[CHAT])
 

@@ -151,9 +151,11 @@ def _replicas(before: PlannedModel, after: PlannedModel) -> Iterator[str]:
         return
     outdated = sum(a.digest != b.digest for a, b in zip(old, new, strict=False))
     if outdated and len(new) == 1:
-        yield "its replica is replaced; requests wait until the new one is ready"
+        until = "the standby stands in" if before.standby else "requests wait until the new one is ready"
+        yield f"its replica is replaced; {until}"
     elif outdated:
-        yield f"{_count(outdated)} are replaced, one after the other; a spare stands in"
+        stands_in = "the standby" if before.standby else "a spare"
+        yield f"{_count(outdated)} are replaced, one after the other; {stands_in} stands in"
     if len(new) > len(old):
         yield f"{_count(len(new) - len(old))} more"
     if len(new) < len(old):
