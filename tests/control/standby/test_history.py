@@ -91,6 +91,25 @@ def test_failure_with_standby_is_not_an_outage(tmp_path: Path) -> None:
     run_story(tmp_path, story, standby=1)
 
 
+def test_gateway_that_serves_until_its_successor_answers_is_no_outage(tmp_path: Path) -> None:
+    async def story(rig: Rig, kept: AvailabilityHistory) -> None:
+        world, plan = rig.world, rig.world.plan()
+        before = len(recorded_day(world).incidents)
+        changed = replace(plan, gateways=tuple(replace(slot, digest="changed") for slot in plan.gateways))
+        rig.control.take_over(changed, None)
+        await rig.until(lambda: world.generation("gateway-0") == 2)
+        await wait(30.0)
+
+        assert [unit.generation for unit in world.provider.alive() if unit.slot == "gateway-0"] == [2]
+        assert len(recorded_day(world).incidents) == before
+
+        world.provider.end("gateway-0", 2, DIED)
+        await wait(30.0)
+        assert "no gateway is ready" in [each.why for each in recorded_day(world).incidents[before:]]
+
+    run_story(tmp_path, story)
+
+
 def test_crash_series_counts_as_one_failure(tmp_path: Path) -> None:
     async def story(rig: Rig, kept: AvailabilityHistory) -> None:
         world = rig.world

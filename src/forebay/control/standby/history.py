@@ -75,6 +75,8 @@ class AvailabilityHistory:
         self._down: dict[str, tuple[float, Incident]] = {}
         """Slots whose unit has failed, and unavailable models: since when, on the loop's clock, and the incident."""
         self._placed: dict[str, float] = {}
+        self._gateway = False
+        """Whether a gateway served in the last round."""
 
     def lifetimes(self, model: str) -> LifetimeSums:
         """Recent failure and repair statistics of a model's replicas."""
@@ -93,7 +95,7 @@ class AvailabilityHistory:
         restarts = {s.id: s.restarts for s in looked.before.slots}
         ends = {move.slot: move.why for move in looked.moves if move.event in ENDS}
         self._placed |= {move.slot: now for move in looked.moves if move.event is Event.PLACED}
-        gateway = any(states[g.id].state is _READY for g in plan.gateways if g.id in states)
+        self._gateway = self._has_gateway([states[g.id] for g in plan.gateways if g.id in states])
         serving = {m.name: sum(r.state is _READY for r in m.replicas) for m in published.models}
         self._seen = {}
         for model in plan.models:
@@ -104,7 +106,7 @@ class AvailabilityHistory:
                     self._note_failure(name, s.id, ends.get(s.id, s.why), now, wall)
                 self._note_ready(name, s, now, wall)
             ready = sum(s.state is _READY for s in own)
-            seen = ServingObservation(_wanted(model), serving.get(name, 0), ready, gateway)
+            seen = ServingObservation(_wanted(model), serving.get(name, 0), ready, self._gateway)
             self._note_outage(name, seen, own, now, wall)
             self._seen[name] = seen
         for id in self._down.keys() - states.keys() - self._seen.keys():
@@ -136,6 +138,10 @@ class AvailabilityHistory:
             self._day = _read(_path(self.folder, self._day_number))
             self._lifetimes = _read_lifetimes(self.folder, self._day_number)
         self._looked_at = now
+
+    def _has_gateway(self, gateways: Iterable[SlotState]) -> bool:
+        """Whether a gateway serves. One that waits for its successor, as the only one, serves as it did before."""
+        return any(s.state is _READY or (self._gateway and any(x.stays for x in s.leaving)) for s in gateways)
 
     def _note_failure(self, model: str, slot: str, why: str, now: float, wall: float) -> None:
         """The unit of a slot died or was killed. Repeated failures without becoming ready in between count as one."""
