@@ -197,8 +197,8 @@ class ModelSettings(Section):
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     """Most requests that may wait in a gateway while no replica has room."""
     queue_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that was
-    preempted or lost its replica."""
+    """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that lost its
+    replica; one that was preempted waits for at most 600 s."""
     engine_hang_s: Annotated[float, Field(gt=0.5, le=3600)] = nouns.WorkerSpec.engine_hang_s
     """An engine that has work and does not respond for this long is replaced, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.WorkerSpec.drain_grace_s

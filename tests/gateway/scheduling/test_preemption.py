@@ -11,23 +11,27 @@ import pytest
 from tests.gateway.rig import (
     CHAT,
     EVENT_STREAM,
+    ROUTES,
     USAGE,
     Front,
     Worker,
     chat,
     cluster,
+    fronting,
     post,
     read_until,
+    routes,
     whole,
+    working,
 )
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.admission import Band, RequestQueue, Ticket
-from forebay.core.model import Condition
+from forebay.core.model import Condition, StandIn
 from forebay.core.routing import Route, Wait, Why
 from forebay.gateway.dispatch import dispatching
 from forebay.gateway.scheduling.preemption import preempt_batch
-from forebay.net.server import Exchange
+from forebay.net.server import Exchange, Handler
 from forebay.wire.openai_answer import DONE, ChatAnswer, Head
 
 WORDS = tuple(f" wörd{n}" for n in range(12))
@@ -72,7 +76,7 @@ def of_band(band: str, **more: Any) -> bytes:
     return post(chat(user=band, **body), CHAT, b"x-forebay-priority: " + band.encode())
 
 
-def worker(tellers: Tellers, capacity: int, replica: str = "chat-0") -> Worker:
+def worker(tellers: Handler, capacity: int, replica: str = "chat-0") -> Worker:
     """A replica that runs so many requests at once."""
     made = Worker(tellers, replica)
     made.report = replace(made.report, capacity=capacity)
@@ -268,6 +272,29 @@ def test_record_counts_preemptions_of_a_request(tmp_path: Path) -> None:
             answer = await batch
             assert await front.metric('forebay_preemptions_total{band="batch",model="chat"}') == 3
             return [answer]
+
+    run(main())
+
+
+def test_preempted_request_falls_back_like_one_that_only_waits(tmp_path: Path) -> None:
+    held: list[Exchange] = []
+
+    async def main() -> None:
+        full, spare = worker(held.append, 1), Worker(whole, "spare-0", "spare")
+        base = replace(ROUTES, fallback=(StandIn("spare"),), queue_timeout_s=1.0)
+        async with working(full, spare):
+            models = routes(full, base=base), routes(spare, base=replace(ROUTES, name="spare"))
+            async with fronting(tmp_path, *models) as front, asyncio.TaskGroup() as group:
+                await until(lambda: full.polls > 1 < spare.polls)
+                asked = [group.create_task(front.ask(of_band("default"))) for _ in range(3)]
+                await until(lambda: len(held) == 3)
+                asked.append(group.create_task(front.ask(of_band("interactive"))))
+                done, _ = await asyncio.wait(asked, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+                assert {each.result().headers[b"x-forebay-model"] for each in done} == {b"spare"}
+                full.answer = whole
+                for exchange in held:
+                    whole(exchange)
+                assert {(await each).status for each in asked} == {200}
 
     run(main())
 

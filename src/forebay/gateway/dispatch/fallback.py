@@ -9,7 +9,7 @@ from forebay.core.errors import Code, Refusal
 from forebay.core.model import Condition
 from forebay.core.routing import Route, may_wait
 from forebay.core.tenancy import ANONYMOUS
-from forebay.gateway.asking import prepare
+from forebay.gateway.asking import BATCH_PATIENCE, prepare
 from forebay.gateway.dispatch.dispatching import addressed, condition, read
 from forebay.gateway.dispatch.endpoints import ENDPOINTS, Endpoint
 from forebay.gateway.tensor import requests as tensor
@@ -142,8 +142,10 @@ def fall_back_all(scheduler: "Scheduler", served: "Served", now: float) -> None:
     others = [scheduler.served[each.model] for each in served.routes.fallback if each.model in scheduler.served]
     free: dict[Band, bool] = {}  # until one of them gets a request: thousands may wait, with nobody else to be served
     for relay in served.waiting.waiting():
-        band, ticket = relay.band, relay.ticket
-        if trouble is not Condition.DOWN and may_wait(relay.began, ticket.deadline, now):
+        band = relay.band
+        patience_s = served.routes.queue_timeout_s * (BATCH_PATIENCE if band is Band.BATCH else 1)
+        deadline = min(relay.ticket.deadline, relay.began + patience_s)  # preemption extends the former
+        if trouble is not Condition.DOWN and may_wait(relay.began, deadline, now):
             continue
         if band not in free:
             free[band] = any(condition(other, band) is Condition.FREE for other in others)
