@@ -158,6 +158,11 @@ def test_memory_refusal_shows_the_calculation() -> None:
         memory.admit("n", 9 * GIB)
 
 
+def test_memory_refusal_shows_a_budget_without_unit_in_bytes() -> None:
+    with pytest.raises(Refused, match=r"^needs 0\.25 GiB, more than the memory budget of 2048 bytes$"):
+        MemoryBudget(2048).admit("n", GIB // 4)
+
+
 def test_a_model_that_is_admitted_again_keeps_its_requests_and_is_counted_once() -> None:
     memory = MemoryBudget(10)
     memory.admit("a", 6)

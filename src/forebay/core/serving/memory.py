@@ -180,4 +180,5 @@ def _fewest(sizes: Mapping[str, int], bytes_needed: int) -> tuple[str, ...]:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.2f} GiB"
+    """In GiB; too small budgets, whose unit was forgotten, would be shown as zero."""
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 100 or not size_bytes else f"{size_bytes} bytes"
