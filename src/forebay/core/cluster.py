@@ -197,8 +197,8 @@ class ModelSettings(Section):
     queue_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     """Most requests that may wait in a gateway while no replica has room."""
     queue_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that lost its
-    replica; one that was preempted waits for at most 600 s."""
+    """Longest wait in that queue, seconds; five times as long for `batch` work. It starts over for a request that
+    lost its replica; one that was preempted waits for at most 600 s."""
     engine_hang_s: Annotated[float, Field(gt=0.5, le=3600)] = nouns.WorkerSpec.engine_hang_s
     """An engine that has work and does not respond for this long is replaced, seconds."""
     drain_grace_s: Annotated[float, Field(ge=0, le=3600)] = nouns.WorkerSpec.drain_grace_s
@@ -410,7 +410,7 @@ def _host_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
     nodes = ((f"nodes[{index}]", node) for index, node in enumerate(sections(raw.get("nodes"))))
     for path, section in (("gateway", raw.get("gateway")), ("admin", raw.get("admin")), *nodes):
         host = section.get("host") if isinstance(section, Mapping) else None
-        if isinstance(host, str) and not is_host(host):
+        if isinstance(host, str) and host and not is_host(host):  # empty: every address
             yield Conflict(f"{path}.host", f'"{host[:80]}"', "an IP address or a host name, without a port")
 
 
@@ -421,7 +421,7 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
         yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` requires their keys")
     if auth in ("off", "open") and tenants and isinstance(tenants, Sequence):
         yield Conflict("gateway.auth", f'"{auth}" with tenants', '"keys", without which their limits have no effect')
-    if auth == "off" and isinstance(host, str) and is_host(host) and not is_loopback(host):
+    if auth == "off" and isinstance(host, str) and (not host or is_host(host)) and not is_loopback(host):
         allowed = (
             "127.0.0.1, as anyone may use a gateway with `auth: off`; for another address require keys with "
             "`gateway.auth: keys`, or write `gateway.auth: open` if anyone may use it"
@@ -441,7 +441,7 @@ def _proxy_conflicts(proxies: Any) -> Iterator[Conflict]:
 
 def _admin_conflicts(admin: Any) -> Iterator[Conflict]:
     host = admin.get("host") if isinstance(admin, Mapping) and admin.get("auth", "off") == "off" else None
-    if isinstance(host, str) and is_host(host) and not is_loopback(host):
+    if isinstance(host, str) and (not host or is_host(host)) and not is_loopback(host):
         allowed = "127.0.0.1, or any other one with `admin.auth: keys`: anyone who reaches it can change the cluster"
         yield Conflict("admin.host", f'"{host}"', allowed)
 
