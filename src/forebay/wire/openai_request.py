@@ -351,7 +351,7 @@ _CHAT: dict[str, Reader] = _SHARED | {
     "moderation": only(),
     "parallel_tool_calls": boolean,
     "prediction": only(),
-    "prompt_cache_options": only({}, {"mode": "implicit"}),
+    "prompt_cache_options": nested({"mode": only("implicit"), "ttl": only()}),
     "prompt_cache_retention": only("in_memory"),
     "reasoning_effort": only("none"),
     "service_tier": only("auto", "default"),

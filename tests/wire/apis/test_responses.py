@@ -75,6 +75,7 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
     [
         {"store": False}, {"store": None}, {"background": False}, {"tools": []}, {"tool_choice": "auto"},
         {"include": []}, {"truncation": "disabled"}, {"previous_response_id": None}, {"reasoning": {}},
+        {"reasoning": {"effort": "none", "summary": None}}, {"prompt_cache_options": {"ttl": None}},
         {"text": {}}, {"text": {"format": {"type": "text"}}}, {"text": None}, {"service_tier": "auto"},
         {"parallel_tool_calls": False}, {"max_tool_calls": 3}, {"top_logprobs": 0}, {"metadata": {}},
         {"prompt_cache_key": "k"}, {"safety_identifier": "s"}, {"input": [{"role": "user", "content": "hi"}]},
@@ -97,7 +98,8 @@ def test_value_without_effect_is_accepted(fields: dict[str, Any]) -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning.summary"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].type"),
