@@ -153,6 +153,25 @@ def test_answer_to_a_hedge_that_is_not_the_fault_of_its_replica_does_not_trip_it
     run(main())
 
 
+def test_no_hedge_goes_to_a_replica_whose_breaker_is_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path) as (front, one, two):
+            one.answer, two.answer = embedded, failing(500, "internal_error")
+            while await front.metric(f'forebay_replica_breaker{{{TWO},state="open"}}') != 1:
+                await front.ask(ASK)
+            one.answer, asked = silent, (len(one.requests), len(two.requests))
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(front.ask(ASK))
+                await until(lambda: len(one.requests) > asked[0])
+                polls = two.polls
+                await until(lambda: two.polls > polls + 5)
+                assert len(two.requests) == asked[1]
+                embedded(one.requests[-1])
+            assert answer.result().status == 200
+
+    run(main())
+
+
 def test_failure_of_both_hedged_attempts_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):

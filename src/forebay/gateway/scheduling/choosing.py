@@ -24,8 +24,8 @@ def choose_replica(
     """Choose among the replicas that are not in `tried`.
 
     Those that their breakers exclude are used only if all others were tried, or by sequences that have begun; with
-    `admissible_only`, only by these. Those where an urgent request would queue even after preempting batch work are
-    used only if there is no other.
+    `admissible_only`, only by these, and never by hedges. Those where an urgent request would queue even after
+    preempting batch work are used only if there is no other.
     """
     served, band, chooser, rng = relay.served, relay.ticket.band, scheduler.chooser, scheduler.rng
     if relay.revision:
@@ -49,7 +49,7 @@ def choose_replica(
             choice = chooser(policy, links, (*tried, *excluded, *crowded), rng, request=routing, pricing=pricing)
             if crowded and not isinstance(choice, Route):
                 choice = chooser(policy, links, (*tried, *excluded), rng, request=routing, pricing=pricing)
-            if admissible_only or not isinstance(choice, Shed):
+            if admissible_only or isinstance(relay, Hedge) or not isinstance(choice, Shed):
                 return choice
     if crowded:
         choice = chooser(policy, links, (*tried, *crowded), rng, request=routing, pricing=pricing)
