@@ -73,7 +73,7 @@ class Account:
         return self._metrics.counter("resumes_total", self.model, reason)
 
     def fell_back(self, trouble: str) -> Counter:
-        """Requests handed to a fallback model."""
+        """Requests handed to another model."""
         return self._metrics.counter("fallbacks_total", self.model, trouble)
 
     def mirrored(self, outcome: str) -> Counter:

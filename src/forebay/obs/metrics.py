@@ -105,7 +105,13 @@ TABLE: tuple[Metric, ...] = (
         ("model", "outcome"),
         "Slow requests also sent to a second replica, which `won` or `lost`.",
     ),
-    Metric("fallbacks_total", "counter", ("model", "trouble"), "Requests passed on to a fallback model."),
+    Metric(
+        "fallbacks_total",
+        "counter",
+        ("model", "trouble"),
+        "Requests passed on to a fallback model: `trouble` is `saturated` or `down`, or the error code by which a "
+        "fallback model rejected them.",
+    ),
     Metric(
         "preemptions_total", "counter", ("model", "band"), "Attempts of a priority band preempted by urgent requests."
     ),

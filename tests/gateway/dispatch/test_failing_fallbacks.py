@@ -39,6 +39,13 @@ def test_fallback_that_cannot_serve_leads_to_the_next_and_then_to_the_original_r
             assert answer.headers[b"x-forebay-model"] == b"big"
             assert int(answer.headers[b"retry-after"]) > 0
             assert await front.metric('forebay_requests_total{code="queue_full",model="big"}') == 1
+            for name, trouble, count in (
+                ("big", "saturated", 2),
+                ("small", "saturated", 0),
+                ("small", "context_length_exceeded", 2),
+                ("tiny", "unsupported_parameter", 1),
+            ):
+                assert await front.metric(f'forebay_fallbacks_total{{model="{name}",trouble="{trouble}"}}') == count
             assert error_code(await ask(front, "small")) == "context_length_exceeded", "it was asked for itself"
             for exchange in held:
                 naming(exchange)

@@ -45,8 +45,8 @@ def fall_back_or_reject(
         relay.refuse(problem, retry_after_s)
 
 
-def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> bool:
-    """Send it to a fallback model, if there is one and the caller allows it."""
+def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition, code: str = "") -> bool:
+    """Send it to a fallback model, if there is one and the caller allows it. `code`: the error of the last one."""
     before = relay.served
     if relay.exchange.started or relay.once:  # another model has no state of a sequence
         return False
@@ -67,7 +67,7 @@ def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition) -> boo
     if now > (relay.free_at or relay.began):  # in the queue, which it may have left already
         relay.waited(now)
     before.waiting.leave(relay)
-    before.account.fell_back(trouble).inc()
+    before.account.fell_back(code or trouble).inc()
     relay.asked = relay.asked or chosen.model
     _hand_over(scheduler, relay, found, made)
     return True
@@ -86,20 +86,21 @@ def step_back(scheduler: "Scheduler", relay: "Relay", code: str) -> bool:
         return False
     now, freed = scheduler.now(), relay.served
     scheduler.attempt_rejected(relay, code, now)
-    if not fall_back(scheduler, relay, chosen.trouble):
-        _hand_back(scheduler, relay, chosen)
+    if not fall_back(scheduler, relay, chosen.trouble, code):
+        _hand_back(scheduler, relay, chosen, code)
     if freed.waiting:
         scheduler.pump(freed)
     return True
 
 
-def _hand_back(scheduler: "Scheduler", relay: "Relay", chosen: Chosen) -> None:
+def _hand_back(scheduler: "Scheduler", relay: "Relay", chosen: Chosen, code: str) -> None:
     """Pass it from a fallback model, the last one, to its own model."""
     meant = chosen.before[0]
     made = _made_for(relay, meant)
     if meant not in scheduler.served or made is None:
         relay.refuse(Refusal(Code.NO_REPLICA), 1)
     else:
+        relay.served.account.fell_back(code).inc()
         before = (*chosen.before, chosen.model)
         _hand_over(scheduler, relay, Chosen(meant, f"{chosen.model} refuses it", "", before, chosen.trouble), made)
 

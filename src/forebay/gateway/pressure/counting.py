@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from forebay.core.errors import Code
-from forebay.core.model import Task
+from forebay.core.model import Condition, Task
 from forebay.core.pressure import Pressure, TrafficCounters
 from forebay.gateway.scheduling.hedging import Hedge
 from forebay.obs.metrics import Metrics
@@ -26,6 +26,7 @@ WANT: Final = frozenset(
     )
 )
 """Errors that more replicas would have avoided."""
+TROUBLES: Final = frozenset(Condition)
 
 
 def pressure(scheduler: "Scheduler", metrics: Metrics) -> Pressure:
@@ -39,7 +40,8 @@ def pressure(scheduler: "Scheduler", metrics: Metrics) -> Pressure:
     for model, trouble in metrics.labels("fallbacks_total"):  # another model has them now
         several = int(metrics.counter("fallbacks_total", model, trouble).value)
         ended[model] += several
-        refused[model] += several
+        if trouble in TROUBLES:
+            refused[model] += several
     now = scheduler.now()
     models = {
         name: _counters(served, ended[name], refused[name], now) for name, served in sorted(scheduler.served.items())
