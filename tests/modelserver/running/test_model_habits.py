@@ -42,6 +42,25 @@ def test_forked_copy_of_a_model_process_ends_where_it_would_answer(tmp_path: Pat
     asyncio.run(main())
 
 
+PARSES = """
+    def initialize(self, args):
+        import argparse
+        self.value = argparse.ArgumentParser(prog="tool").parse_args() and 7
+    def answer(self, request):
+        return give(get(request) * self.value)
+"""
+
+
+def test_model_that_parses_its_command_line_finds_none(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(), PARSES)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", ONE) == [[7.0]]
+
+    asyncio.run(main())
+
+
 LEAVES = """
     def initialize(self, args):
         import atexit

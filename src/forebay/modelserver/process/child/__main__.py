@@ -43,10 +43,12 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # so that output before a crash is not lost
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(int(sys.argv[2]))
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    descriptor, parent, place = sys.argv[1:]
+    sys.argv = [""]  # as in Triton: what models run may parse it
+    die_with_parent(int(parent))
+    sock = socket.socket(fileno=int(descriptor))
     sock.set_inheritable(False)  # processes that the model starts must not keep the channel open
-    placement.move(sys.argv[3])
+    placement.move(place)
     from forebay.modelserver.process.child.instance import flush
     from forebay.modelserver.process.child.running import run
 
