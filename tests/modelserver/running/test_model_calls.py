@@ -9,6 +9,7 @@ from tests.modelserver.models.rig import IO, config, ensemble, numbers, serving,
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.models.options import Control
 from forebay.modelserver.process.calls import CANCELLED
+from forebay.modelserver.process.child.running import IN_COPY
 
 ONE = tensor("IN", [[1.0]])
 DOUBLE = """
@@ -23,6 +24,18 @@ CALLS = """
         if answer.has_error():
             return pb_utils.InferenceResponse(error=answer.error())
         return give(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1)
+"""
+IN_A_COPY = """
+    def answer(self, request):
+        reads, writes = os.pipe()
+        if not os.fork():
+            asked = pb_utils.InferenceRequest(model_name="double", requested_output_names=["OUT"],
+                                              inputs=[pb_utils.Tensor("IN", get(request))])
+            answer = asked.exec()
+            os.write(writes, (answer.error().message() if answer.has_error() else "none").encode())
+            os._exit(0)
+        os.wait()
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(os.read(reads, 1000).decode()))
 """
 
 IO_OF_7 = b"""
@@ -149,6 +162,19 @@ def test_model_can_cancel_its_call_of_another_model(tmp_path: Path) -> None:
             for _ in range(2):  # the second one finds the called model's only instance free
                 refused = await server.ask("enough", ONE).error()
                 assert (refused.kind, refused.text) == (Kind.CANCELLED, CANCELLED)
+
+    asyncio.run(main())
+
+
+def test_call_in_a_forked_copy_of_the_process_is_an_error_there_only(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(), DOUBLE)
+    write(tmp_path, "m", calls("double"), IN_A_COPY)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for _ in range(2):
+                assert (await server.ask("m", ONE).error()).text == IN_COPY
+            assert server.processes().replaced == 0
 
     asyncio.run(main())
 

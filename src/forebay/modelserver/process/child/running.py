@@ -55,6 +55,10 @@ LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 LFS_POINTER_BYTES_MAX: Final = 1024
 FILES_MAX: Final = 1000
 """Files that are searched for pointers."""
+IN_COPY: Final = (
+    "other models cannot be called in a copy of the model's process (os.fork, multiprocessing), which gets no "
+    "responses: call them in the process itself, from threads for example"
+)
 
 _OnResponse = Callable[[Response, bool], None]
 
@@ -64,6 +68,7 @@ class Child:
 
     def __init__(self, channel: Channel[ToChild]) -> None:
         self._channel = channel
+        self._process = os.getpid()
         self._backend: Backend | None = None
         self._declared: dict[str, Datatype] = {}
         self._instances: dict[int, Instance] = {}
@@ -174,6 +179,8 @@ class Child:
         self, model: str, version: int, request: Request, on_response: _OnResponse, act: Act = Act.INFER
     ) -> Callable[[], None]:
         """Call another model. Called by the backend in any thread, as is the returned cancel function."""
+        if os.getpid() != self._process:
+            raise RuntimeError(IN_COPY)
         told, parcel = outgoing.ask(self._channel, request)
         number = next(self._numbers)
         self._calls[number] = on_response
