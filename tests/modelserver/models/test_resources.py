@@ -8,7 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.modelserver.models.rig import BATCH_SIZE, Server, alive, config, numbers, serving, tensor, until, write
+from tests.modelserver.models.rig import (
+    BATCH_SIZE,
+    Server,
+    alive,
+    children,
+    config,
+    numbers,
+    serving,
+    tensor,
+    until,
+    write,
+)
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
@@ -287,5 +298,45 @@ def test_inputs_of_a_cached_request_are_freed_with_it(tmp_path: Path) -> None:
             await done.wait()
             await asyncio.sleep(0)
             assert (gone(), gc.enable()) == (None, None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("waking", [False, True])
+def test_instances_can_change_while_the_memory_budget_swaps_the_model(tmp_path: Path, waking: bool) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    source = """
+    def initialize(self, args):
+        self.weights = np.ones({size} * 2**20, dtype=np.uint8)
+        while Path({gate!r}).exists():
+            time.sleep(0.01)
+    def answer(self, request):
+        return give(get(request))
+"""
+    one, two = (config(f"instance_group {{ count: {count} kind: KIND_CPU }}") for count in (1, 2))
+    write(root, "a", one, source.format(size=60, gate=str(gate)))
+    write(root, "b", config(), source.format(size=250, gate="-"))
+
+    async def main() -> None:
+        async with serving(root, startup=("a",), memory_bytes=350 * MIB, turn_s=0.0) as server:
+            request = None
+            if waking:
+                await server.load("b", {})
+                gate.touch()
+                request = server.ask("a", ONE)
+                await until("a is being woken", lambda: server.pids("a"))
+            gate.touch()
+            (root / "a" / "config.pbtxt").write_text(two)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.itself.load("a", {}))
+                await until("another process is being loaded", lambda: len(children()) >= 2)
+                if not waking:
+                    await server.load("b", {})
+                    assert not server.pids("a")
+                gate.unlink()
+            if request is not None:
+                assert numbers(await request.one()) == [[1.0]]
+            assert await server.numbers("a", ONE) == [[1.0]]
+            assert (len(server.pids("a")), server.view("a", "").config.instance_count) == (2, 2)
 
     asyncio.run(main())

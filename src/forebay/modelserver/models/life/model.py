@@ -203,12 +203,15 @@ class Model:
         await asyncio.gather(*(version.unload(reason) for version in versions))
 
     def _kept(self, described: Described, numbers: Sequence[int], stamps: Mapping[int, str]) -> dict[int, Version]:
-        """Versions that keep running unchanged across a reload."""
+        """Versions that keep running unchanged across a reload. Not those that are being woken: their instances are
+        being started."""
         before = self.described
         if before is None or described.config.steps or not same_but_instances(before, described):
             return {}
         return {
             version.number: version
             for version in self.ready
-            if version.number in numbers and stamps.get(version.number) == self._stamps.get(version.number)
+            if version.number in numbers
+            and stamps.get(version.number) == self._stamps.get(version.number)
+            and not (version.dormant and version.process is not None)
         }

@@ -250,7 +250,8 @@ class Version:
             try:
                 await process.set_instances(placements(described.config, self._context.options))
             except GaveUp as gave_up:
-                raise Refused(Kind.INTERNAL, str(gave_up)) from None
+                if not self.dormant:  # else it was put to sleep meanwhile, and wakes with the new instances
+                    raise Refused(Kind.INTERNAL, str(gave_up)) from None
         document = {**self.document, **{name: described.document[name] for name in ADOPTED}}
         config = replace(self.config, instances=instances, versions=described.config.versions)
         self.described = replace(self.described, config=config, document=document)
