@@ -195,6 +195,33 @@ def test_requests_in_flight_per_stream_are_limited(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.interpreted
+def test_responses_that_wait_for_an_earlier_one_count_as_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "UNDER_WAY_MAX", 3)
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(*(infer_request("slow", id=id) for id in "abcdef"), None)
+            await until(lambda: held.ids == ["a", "b", "c"])
+            held.answer("b")
+            held.answer("c")
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert held.ids == ["a"]
+            held.answer("a")
+            assert [await line.read() for _ in range(3)] == ["a", "b", "c"]
+            await until(lambda: held.ids == ["d", "e", "f"])
+            for id in "fed":
+                held.answer(id)
+            assert [await line.read() for _ in range(3)] == ["d", "e", "f"]
+            assert await line.call.read() is grpc.aio.EOF
+
+    run(main())
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("limit", "most"), [("UNSENT_MAX", 20), ("UNSENT_BYTES_MAX", 20_000)])
 def test_stream_of_a_slow_reader_is_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
@@ -288,6 +315,27 @@ def test_drop_oldest_drops_waiting_frames_and_keeps_response_order(tmp_path: Pat
             assert it.models.dropped_ids == list("bcd")
             assert await line.call.read() is grpc.aio.EOF
 
+    run(main())
+
+
+def test_dropped_frames_release_their_pixels_before_their_response_is_due(tmp_path: Path) -> None:
+    def alive() -> set[str]:
+        return {each.id for each in gc.get_objects() if type(each) is InferRequest}
+
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            held, line = HeldRequests(it), ClientStream(it)
+            line.send(frame("a", 1))
+            await until(lambda: held.ids == ["a"])
+            line.send(*(frame(id, 1) for id in "bcde"), infer_request("slow", id="z"), None)
+            await until(lambda: held.ids == ["a", "z"])
+            assert alive() == {"a", "e", "z"}
+            for id in "aez":
+                await until(lambda id=id: id in held.ids)
+                held.answer(id)
+            assert [await line.read() for _ in range(6)] == list("abcdez")
+
+    gc.collect()
     run(main())
 
 

@@ -46,7 +46,7 @@ from forebay.wire.http2.streams import Stream
 from forebay.wire.oip.documents import ERROR_CHARS_MAX
 
 UNDER_WAY_MAX: Final = 1024
-"""Requests in flight per stream. Beyond this, no more are read."""
+"""Requests per stream that run, or whose responses wait for those of earlier ones. Beyond this, no more are read."""
 UNSENT_MAX: Final = 4096
 UNSENT_BYTES_MAX: Final = 256 * 2**20
 """Responses per stream that the client has not read. Beyond this, the stream ends."""
@@ -214,7 +214,6 @@ class Streaming(Call):
             while ordered and ordered[0].ended:
                 self._send(ordered.popleft())
         if turn.ended:
-            self._under_way.pop(turn, None)
             self._feed()
 
     def end_with(self, error: Exception) -> None:
@@ -230,6 +229,8 @@ class Streaming(Call):
 
     def _send(self, turn: "_Turn") -> None:
         messages, turn.messages = turn.messages, []
+        if turn.ended:
+            self._under_way.pop(turn, None)
         if self.over:
             return
         session, stream, packing = self.session, self.stream, self.head.packing
@@ -352,6 +353,8 @@ class _Turn:
 
     def _end_if(self, final: bool) -> None:
         self.ended = final
+        if final:
+            self._asked = None  # its response may wait for those of earlier requests, and needs no inputs
         self._stream.told(self)
         if final and self.frames is not None:
             self.frames.ended()
