@@ -153,10 +153,16 @@ MODELS: Mapping[str, tuple[ModelConfig, Run]] = {
 class TaskModels(FakeModels):
     """The models of `MODELS`."""
 
+    replaced_after = 0
+    """After how many requests a version 2 is there, that takes larger batches; 0: never."""
+
     def view(self, name: str, version: str) -> ModelView:
         if name not in MODELS:
             raise Refused(Kind.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return ModelView(replace(MODELS[name][0], name=name), {}, "1", ("1",))
+        config = replace(MODELS[name][0], name=name)
+        if self.replaced_after and len(self.requests) >= self.replaced_after:
+            return ModelView(replace(config, max_batch=4), {}, "2", ("2",))
+        return ModelView(config, {}, "1", ("1",))
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry(name, "1", "READY") for name in MODELS]

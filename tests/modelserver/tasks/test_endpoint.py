@@ -188,6 +188,20 @@ def test_large_request_queues_only_a_few_batches_at_once() -> None:
     run(main())
 
 
+def test_request_whose_model_is_replaced_meanwhile_starts_anew() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.models.replaced_after = 3
+            answer = document(
+                await it.ask("/v1/embeddings", {"model": "lengths", "input": ["x" * n for n in range(1, 10)]})
+            )
+            assert [each["embedding"][0] for each in answer["data"]] == list(range(1, 10))
+            assert [each.inputs[0].shape[0] for each in it.models.requests] == [2, 2, 2, 4, 4, 1]
+            assert [ticket.cancelled for ticket in it.models.tickets] == [True, True, True, False, False, False]
+
+    run(main())
+
+
 def test_rejection_of_a_later_batch_fails_the_request() -> None:
     async def main() -> None:
         async with rig() as it:

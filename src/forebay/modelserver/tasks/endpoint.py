@@ -5,7 +5,7 @@ many are in flight as keep the model's instances busy, so that other requests ne
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -72,13 +72,17 @@ class TaskFront:
             raise Refusal(Code.INVALID_REQUEST, refused.text, DEADLINE.decode()) from None
         if not is_form(kind) and too_many_values(exchange.body):
             raise Refusal(Code.INVALID_REQUEST, f"The body is too much at once: {CROWDED}.")
-        job = task.read(exchange.body, kind)
+        self._run(exchange, task, task.read(exchange.body, kind), deadline)
+
+    def _run(self, exchange: Exchange, task: Task, job: Job, deadline: float) -> None:
+        """Start a job on the version that serves now. Raises `Refusal`."""
         try:
             view = self._models.view(job.model, "")
         except Refused as refused:
             raise translated(refused, "model", job.model) from None
         outputs = outputs_of(task, view.config)
-        work = Work(exchange, job, view, self._models, self._log, deadline=deadline)
+        again = partial(self._run, exchange, task, job, deadline)
+        work = Work(exchange, job, view, self._models, self._log, deadline=deadline, again=again)
         exchange.on_disconnect = work.cancel
         work.start(task.name, outputs)
 
@@ -109,6 +113,7 @@ class Work:
     """A job in progress."""
 
     __slots__ = (
+        "_again",
         "_check",
         "_deadline",
         "_exchange",
@@ -134,7 +139,10 @@ class Work:
         log: structlog.stdlib.BoundLogger,
         *,
         deadline: float,
+        again: Callable[[], None],
     ) -> None:
+        """`again` starts the job anew: its model has been replaced. It may raise `Refusal`."""
+        self._again = again
         self._exchange = exchange
         self._job = job
         self._view = view
@@ -185,9 +193,15 @@ class Work:
         if self._over or len(self._tickets) == len(self._lows):
             return
         try:
-            self._infer_next()
+            if _serving(self._models.view(self._job.model, "")) == _serving(self._view):
+                self._infer_next()
+            else:
+                self.cancel()  # results of two versions, such as vectors, must not be mixed in one response
+                self._again()
         except Refused as refused:
             self._fail(self._translated(refused, len(self._tickets)))
+        except Refusal as refusal:
+            self._fail(refusal)
 
     def _translated(self, refused: Refused, part: int) -> Refusal:
         job, low = self._job, self._lows[part]
@@ -262,6 +276,11 @@ class Work:
 
     def _labels(self, output: str) -> Any:
         return self._models.labels(self._job.model, self._view.version, output)
+
+
+def _serving(view: ModelView) -> tuple[Any, ...]:
+    """What all inferences of a job must have in common."""
+    return view.version, view.config.max_batch, view.config.outputs
 
 
 def outputs_of(task: Task, config: ModelConfig) -> tuple[str, ...]:
