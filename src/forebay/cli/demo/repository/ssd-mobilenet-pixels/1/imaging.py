@@ -1,6 +1,7 @@
 """Decodes image files to arrays, whatever their format, within limits on their size."""
 
 import io
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ TURNS = {
     5: TURN.TRANSPOSE, 6: TURN.ROTATE_270, 7: TURN.TRANSVERSE, 8: TURN.ROTATE_90,
 }  # fmt: skip
 """What turns a picture upright, by its orientation in EXIF; from 5 on the sides are swapped."""
+UNREADABLE = (ArithmeticError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error)
+"""What malformed metadata raises."""
 TAKEN = f"at most {PIXELS_MAX // 1_000_000} megapixels and {SIDE_MAX} pixels a side are taken"
 
 
@@ -66,7 +69,7 @@ def orientation(image):
     try:
         found = image.getexif().get(0x0112, 1)
         return int(found) if found in TURNS else 1
-    except Exception:  # malformed metadata raises arbitrary errors; the picture can be shown without it
+    except UNREADABLE:  # viewers show the picture without it, too
         return 1
 
 
