@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import jsonschema
 import msgspec
@@ -146,6 +148,32 @@ def test_usage_errors_have_a_message_and_an_exit_code(run: Run, words: tuple[str
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["keys list --json", "schema", "--help"])
+def test_reader_that_leaves_early_is_no_error(tmp_path: Path, command: str) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as pipe:
+        assert ended(tmp_path, command, pipe) == (1, "")
+
+
+@pytest.mark.parametrize("command", ["keys list --json", "schema", "usage --json"])
+def test_output_on_a_full_disk_is_one_line_of_error(tmp_path: Path, command: str) -> None:
+    (tmp_path / ".forebay/run/forebay/records").mkdir(parents=True)
+    with open("/dev/full", "wb") as full:
+        said = "forebay: the output cannot be written: No space left on device.\n"
+        assert ended(tmp_path, command, full) == (1, said)
+
+
+def ended(folder: Path, command: str, stdout: IO[bytes]) -> tuple[int, str]:
+    """The exit code, and what was said on standard error, with a buffered standard output."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") and k != "PYTHONUNBUFFERED"}
+    words = [sys.executable, "-m", "forebay.cli.main", *command.split()]
+    done = subprocess.run(
+        words, cwd=folder, env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr
 
 
 class Terminal(io.StringIO):

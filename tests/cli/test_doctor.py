@@ -67,6 +67,14 @@ def test_gpus_are_listed_with_the_backends_that_use_them(tmp_path: Path, monkeyp
     assert check_gpu().found == "nvidia-smi does not answer"
 
 
+def test_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for home in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert check_disk(home) == Check(
+            "disk", State.MISSING, f"{tmp_path / 'a'} is not a folder", "set FOREBAY_HOME to a folder"
+        )
+
+
 def test_missing_home_folder_is_ok(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "a" / "b").state in (State.OK, State.WARN)
 

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from tests.control.units import kill_all
 
+from forebay.control.journal import Journal
 from forebay.control.ports import Taken, bind, holders
 from forebay.providers.processes import session_leaders
 
@@ -231,6 +232,14 @@ def test_a_port_in_use_is_reported_with_its_process_and_setting(ups: Ups) -> Non
         assert f"port {port} is in use by process {os.getpid()}" in said
         assert setting in said
     assert not (ups.run / "units").exists()
+
+
+def test_full_disk_costs_only_lines_of_the_journal() -> None:
+    journal = Journal(Path("/dev/full"), lambda event: None)
+    journal.note("trouble", "the disk is full")
+    journal.close()
+
+    assert [event.why for event in journal.events] == ["the disk is full"]
 
 
 def test_bind_returns_a_socket_or_the_reason() -> None:

@@ -115,6 +115,8 @@ def check_memory() -> Check:
 def check_disk(home: Path) -> Check:
     """Disk space for models and caches, and write permission."""
     place = next(p for p in (home, *home.parents) if p.exists())
+    if not place.is_dir():
+        return Check("disk", State.MISSING, f"{place} is not a folder", "set FOREBAY_HOME to a folder")
     if not os.access(place, os.W_OK):
         return Check(
             "disk", State.MISSING, f"{place} is not writable", "set FOREBAY_HOME to a folder you may write to"

@@ -1,5 +1,6 @@
 """The `forebay` command. Each subcommand imports what it needs when it runs, so that `--help` is fast."""
 
+import errno
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ from forebay.cli.sla.command import sla
 if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
 
+UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 EPILOG = "Exit codes: 0 success · 1 failure · 2 usage error · 3 server unreachable · 130 interrupted with Ctrl-C"
 
 app = typer.Typer(
@@ -342,12 +344,23 @@ def main() -> None:
     """Entry point: expected errors end with a message and an exit code, not with a traceback."""
     sys.unraisablehook = _interrupt_again
     try:
-        app()
+        try:
+            app()
+        finally:
+            print(end="", flush=True)  # a failure at the interpreter's exit would be reported in its words, with 120
     except UserError as error:
         print(_fitted(f"forebay: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(settings.INTERRUPTED)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the output
+        if not isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
+            where = error.filename or "the output cannot be written"
+            print(_fitted(f"forebay: {where}: {error.strerror}."), file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -53,13 +54,12 @@ def run_up(
     places = Places(home / "run" / cluster.name)
     try:
         places.folder.mkdir(parents=True, exist_ok=True)
+        lock = places.lock.open("a+b", buffering=0)
     except OSError as error:
-        raise UserError(
-            f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write to."
-        ) from error
+        raise _not_writable(places, error) from error
     began = wall_s()
     several = cluster.control.controllers == "several"
-    with _locked(places, cluster, shared=several), Screen(console) as screen:
+    with lock, _locked(lock, places, cluster, shared=several), Screen(console) as screen:
         listener = _take_ports(cluster, places)
         with listener:
             try:
@@ -98,21 +98,26 @@ def _no_progress(stage: str, done: int, total: int | None) -> None:
 
 
 @contextmanager
-def _locked(places: Places, cluster: Cluster, *, shared: bool) -> Iterator[None]:
+def _locked(file: FileIO, places: Places, cluster: Cluster, *, shared: bool) -> Iterator[None]:
     """Hold the cluster's lock, exclusively or shared with other controllers; the kernel releases it however the
     process ends."""
-    with places.lock.open("a+b") as file:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(_held(file.read(), cluster.name)) from None
-        file.truncate(0)
-        this = identify(os.getpid())
-        assert this is not None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise UserError(_held(file.read(), cluster.name)) from None
+    file.truncate(0)
+    this = identify(os.getpid())
+    assert this is not None
+    try:
         file.write(msgspec.json.encode(Holder(this, wall_s(), admin_url(cluster))))
-        file.flush()
-        yield
+    except OSError as error:
+        raise _not_writable(places, error) from error
+    yield
+
+
+def _not_writable(places: Places, error: OSError) -> UserError:
+    return UserError(f"{places.folder}: {error.strerror}. Set FOREBAY_HOME to a folder you can write to.")
 
 
 def _held(content: bytes, name: str) -> str:

@@ -1,5 +1,6 @@
 """The event journal: a bounded history for the admin API, and the same events in a bounded log file."""
 
+import contextlib
 import logging
 import logging.handlers
 from collections import deque
@@ -61,5 +62,12 @@ class Journal:
 
 
 class _File(logging.handlers.RotatingFileHandler):
+    """A full disk costs log lines only; the history in memory continues."""
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """A full disk costs log lines only; the history in memory continues."""
+        """The line is not written."""
+
+    def close(self) -> None:
+        """Write what is left, if that is possible."""
+        with contextlib.suppress(OSError):
+            super().close()

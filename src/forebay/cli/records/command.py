@@ -127,6 +127,8 @@ def _opened(folder: Path | None, api: StoreOptions) -> "Iterator[RecordFiles | R
     except BrokenPipeError:  # whoever reads the output has closed it: that ends a command quietly
         raise
     except OSError as error:
+        if error.filename is None:  # it is the output that cannot be written
+            raise
         raise UserError(
             f"{error.filename}: {error.strerror}. Files come and go while gateways run: try again."
         ) from error
