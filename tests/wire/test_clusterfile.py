@@ -317,6 +317,23 @@ def test_error_message_is_a_readable_list() -> None:
     assert str(caught.value) == 'f.yaml:1: gateway.port: found "x"; allowed: a whole number from 1 to 65535'
 
 
+@pytest.mark.parametrize("text", ['models: ["caf\\udce9.gguf"]', 'models: {"\\ud800": 1}'])
+def test_half_of_a_surrogate_pair_is_named(text: str) -> None:
+    with pytest.raises(ClusterFileError) as refused:
+        load(text, "f.yaml")
+
+    first = refused.value.problems[0]
+    assert "with an invalid character" in first.found
+    assert (first.allowed, first.line) == ("UTF-8 text", 1)
+
+
+def test_guess_for_a_number_or_a_word_is_the_word() -> None:
+    with pytest.raises(ClusterFileError) as refused:
+        load("models: [{name: m, task: chat, source: s, spares: autoo}]", "f.yaml")
+
+    assert refused.value.problems[0].allowed.endswith('or "auto" (did you mean `auto`?)')
+
+
 def attempt(text: str | bytes, overrides: dict[str, str]) -> Cluster | tuple[Problem, ...]:
     try:
         return load(text, "f.yaml", overrides)

@@ -43,6 +43,8 @@ _PATTERNS = {
     TIME_PATTERN: "a time from 00:00 to 24:00",
     HEADER_PATTERN: "up to 64 of a-z, 0-9, `-`, with a letter or digit at both ends",
 }
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: what a byte that is not UTF-8 becomes on a command line."""
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 
 
@@ -202,8 +204,8 @@ class _Reader:
         return None if node is None else self._value(node, "", ())
 
     def _unfit(self, text: str) -> bool:
-        """Reports tags, and bounds size and depth first: composing recurses and follows aliases, reading events does
-        not."""
+        """Reports tags and invalid characters, and bounds size and depth first: composing recurses and follows
+        aliases, reading events does not."""
         depth = 0
         for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -211,6 +213,9 @@ class _Reader:
             tag = getattr(event, "tag", None)
             if tag is not None:
                 self.problem("", f"the tag {tag}", "values without tags", line)
+            if isinstance(event, yaml.ScalarEvent) and _HALF.search(event.value):
+                shown = event.value.encode("ascii", "backslashreplace").decode()
+                self.problem("", f'"{shown[:FOUND_CHARS_MAX]}", with an invalid character', "UTF-8 text", line)
             if depth > DEPTH_MAX:
                 self.problem("", f"sections nested more than {DEPTH_MAX} deep", f"at most {DEPTH_MAX}", line)
                 return True
@@ -357,8 +362,7 @@ def _translate(details: ErrorDetails, root: Any, schema: dict[str, Any], reader:
     allowed = _describe(_schema_at(steps, root, schema), schema)
     value = _at(steps, root)
     if isinstance(value, str) and " or a section" not in allowed:
-        words = [word.strip('"') for word in allowed.removeprefix("one of ").split(", ")]
-        allowed += _guess(value, words)
+        allowed += _guess(value, re.findall('"([^"]+)"', allowed))
     return Problem(_path(steps), _show(value), allowed, reader.line_of(_path(steps)))
 
 

@@ -49,8 +49,9 @@ class Fitting:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         """The protocol of rich."""
         unlimited = options.update(max_width=WIDE)
-        for count in range(len(self.spare) + 1):
-            made = self.make(self.spare[:count])
+        made = self.make(())
+        for count in range(1, len(self.spare) + 1):
             if console.measure(made, options=unlimited).maximum <= options.max_width:
                 break
+            made = self.make(self.spare[:count])
         yield made
