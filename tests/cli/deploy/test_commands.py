@@ -168,6 +168,28 @@ def test_deploy_wait_exit_code_reports_the_outcome(api: Api, end: RolloutDocumen
     assert end.why in done.stdout
 
 
+DOWN = (503, {"error": {"message": "This controller is a follower.", "code": "not_leader"}})
+
+
+def test_waiting_goes_on_while_the_cluster_does_not_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.cli.deploy.client.AGAIN_S", 0.0)
+    api.answers[DEPLOY] = [(200, ROLLOUT)]
+    api.answers["GET /v1/rollouts/chat:3"] = [DOWN, DOWN, (200, DONE)]
+
+    assert run("deploy", "chat", "-r", "r-1", "--wait").exit_code == 0
+
+
+@pytest.mark.parametrize("answer", [DOWN, (404, {"error": {"message": "no", "code": "not_found"}})])
+def test_waiting_ends_with_an_error_that_says_how_to_go_on(
+    api: Api, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    monkeypatch.setattr(work, "AWAY_S_MAX", 0.0)
+    api.answers[DEPLOY], api.answers["GET /v1/rollouts/chat:3"] = [(200, ROLLOUT)], [answer]
+    said = str(refused("deploy", "chat", "-r", "r-1", "--wait"))
+
+    assert said.endswith("The rollout may continue: `forebay rollout status chat`.")
+
+
 def test_json_output_is_only_the_outcome(api: Api) -> None:
     api.answers[DEPLOY], api.answers["GET /v1/rollouts/chat:3"] = [(200, ROLLOUT)], [(200, DONE)]
     done = run("deploy", "chat", "-r", "r-1", "--wait", "--json")

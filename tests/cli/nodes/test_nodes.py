@@ -103,6 +103,17 @@ def test_drain_sends_its_options_and_waits_until_the_node_is_empty(api: Api) -> 
     assert msgspec.json.decode(run("drain", "a", "--json").stdout, type=NodeStanding) == DRAINING
 
 
+def test_drain_waits_while_the_cluster_does_not_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.cli.deploy.client.AGAIN_S", 0.0)
+    down = (503, {"error": {"message": "The cluster is stopping.", "code": "draining"}})
+    api.answers["POST /v1/nodes/a/drain"] = [(200, DRAINING)]
+    api.answers["GET /v1/nodes"] = [down, down, (200, NodeDocuments((DRAINED,)))]
+
+    assert run("drain", "a", "--wait").exit_code == 0
+    api.answers["GET /v1/nodes"] = [down]
+    assert "is stopping" in str(refused("drain", "a", "--wait", "--timeout", "0"))
+
+
 STUCK = NodeDocuments((DRAINING,), (PLACED,))
 
 

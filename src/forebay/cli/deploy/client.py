@@ -1,6 +1,7 @@
 """A client of the admin API: responses are decoded, and every error says what to do."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 10.0
 TOKEN: Final = "FOREBAY_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_BYTES_MAX: Final = 1024
+AWAY_S_MAX: Final = 300.0
+"""How long commands that wait for something bear a cluster that does not answer."""
+AGAIN_S: Final = 1.0
 LATER: Final = (408, 429, 502, 503, 504)
 PROBLEMS: Final = 422
 """Status of a response that lists problems, and is decoded like a success."""
@@ -42,6 +46,11 @@ def token(file: Path | None) -> str | None:
 
 class Busy(UserError):  # noqa: N818 - states the condition
     """The admin API cannot answer now; a retry may succeed."""
+
+
+def is_passing(error: UserError) -> bool:
+    """Whether a retry may succeed."""
+    return isinstance(error, Busy) or error.exit_code == NOT_REACHED
 
 
 class Admin:
@@ -68,6 +77,17 @@ class Admin:
     def get(self, path: str, kind: type[T], **query: str | int) -> T:
         """GET a document."""
         return self._value(self.raw("GET", path, query=query), kind)
+
+    def get_patiently(self, path: str, kind: type[T], away_s_max: float) -> T:
+        """GET a document; while the cluster does not answer, as when control is restarted, ask again for so long."""
+        until = time.monotonic() + away_s_max
+        while True:
+            try:
+                return self.get(path, kind)
+            except UserError as error:
+                if not is_passing(error) or time.monotonic() >= until:
+                    raise
+            time.sleep(AGAIN_S)
 
     def get_slowly(self, path: str, kind: type[T], **query: str | int) -> T:
         """GET a document, without a timeout."""

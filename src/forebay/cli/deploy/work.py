@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forebay.cli import settings
 from forebay.cli.deploy import view
-from forebay.cli.deploy.client import Admin
+from forebay.cli.deploy.client import AWAY_S_MAX, Admin
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.control.api.documents import RolloutDocument, Rollouts
 from forebay.control.changes import NOTHING, Change, Reloaded
@@ -59,7 +59,7 @@ def follow(admin: Admin, begun: RolloutDocument, as_json: bool) -> int:
     path, screen = f"/v1/rollouts/{begun.id}", settings.screen()
 
     def look() -> RolloutDocument:
-        return admin.get(path, RolloutDocument)
+        return admin.get_patiently(path, RolloutDocument, AWAY_S_MAX)
 
     try:
         if as_json or not screen.is_terminal:
@@ -69,6 +69,9 @@ def follow(admin: Admin, begun: RolloutDocument, as_json: bool) -> int:
     except KeyboardInterrupt:
         screen.print(Text(f"\nThe rollout continues: `forebay rollout status {begun.model}`."), soft_wrap=True)
         return INTERRUPTED
+    except UserError as error:
+        continues = f"The rollout may continue: `forebay rollout status {begun.model}`."
+        raise UserError(f"{error}\n{continues}", error.exit_code) from error
     return 0 if ended.phase in WELL else 1
 
 

@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from forebay.cli import settings
-from forebay.cli.deploy.client import Admin
+from forebay.cli.deploy.client import AWAY_S_MAX, Admin
 from forebay.cli.deploy.view import span
 from forebay.cli.nodes import view
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
@@ -65,7 +65,8 @@ def _emptied(admin: Admin, standing: NodeStanding, timeout_s: float, *, quiet: b
     spins = notes.is_terminal and not quiet
     with notes.status(f"{standing.name} drains") if spins else nullcontext() as status:
         while standing.state == "draining":
-            found = admin.get("/v1/nodes", NodeDocuments)
+            left_s = began + timeout_s - time.monotonic()
+            found = admin.get_patiently("/v1/nodes", NodeDocuments, min(left_s, AWAY_S_MAX))
             standing = next((each for each in found.nodes if each.name == standing.name), standing)
             waited_s, left = time.monotonic() - began, view.remains(standing, found)
             if left and not quiet and (left != last or (not spins and waited_s >= last_s + SAY_EVERY_S)):

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.cli.deploy.client import Admin, Busy
-from forebay.cli.settings import INTERRUPTED, NOT_REACHED, UserError
+from forebay.cli.deploy.client import Admin, Busy, is_passing
+from forebay.cli.settings import INTERRUPTED, UserError
 from forebay.control.api.documents import LackingDocument, PartDocument
 from forebay.core.registry.manifest import BadManifest, Manifest
 from forebay.registry.artifacts import describe, files_of
@@ -92,7 +92,7 @@ class _Sender:
 
     def _wait(self, error: UserError) -> None:
         """Wait before a retry. Raises permanent errors, and temporary ones that last too long."""
-        if not (isinstance(error, Busy) or error.exit_code == NOT_REACHED):
+        if not is_passing(error):
             raise error
         if time.monotonic() - self._moved_at > GIVE_UP_S:
             raise UserError(f"{error}\n{RESUMABLE}", error.exit_code) from error
