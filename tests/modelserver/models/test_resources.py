@@ -26,6 +26,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.limiter import Amount
 from forebay.core.serving.values import InferRequest, Tensor
 from forebay.modelserver.models.life.memory import used_bytes
+from forebay.modelserver.models.running.wake_queue import FAILURES_MAX
 
 ONE = tensor("IN", [[1.0]])
 HEAVY = """
@@ -176,9 +177,11 @@ def test_failed_reload_of_an_evicted_model_reports_the_reason(tmp_path: Path) ->
         async with serving(tmp_path, startup=("a", "b", "c"), memory_bytes=400 * MIB) as server:
             (asleep,) = (name for name in ("a", "b", "c") if not server.pids(name))
             write(tmp_path, asleep, config(), "    def initialize(self, args):\n        raise ValueError('moth')\n")
-            refused = await server.ask(asleep, ONE).error()
-            assert refused.kind is Kind.UNAVAILABLE
-            assert "moth" in refused.text
+            for _ in range(FAILURES_MAX):
+                assert server.states(asleep) == {"1": ("READY", "")}
+                refused = await server.ask(asleep, ONE).error()
+                assert refused.kind is Kind.UNAVAILABLE
+                assert "moth" in refused.text
             assert "moth" in server.states(asleep)["1"][1]
             write(tmp_path, asleep, config(), HEAVY)
             await server.load(asleep, {})
