@@ -16,6 +16,7 @@ from forebay.core import model as nouns
 from forebay.core.deploy.settings import RolloutSettings, rollout_conflicts
 from forebay.core.dispatch.settings import RouteSettings, StandInSettings, dispatch_conflicts
 from forebay.core.engine_settings import ENGINES_OF, EngineSettings, named
+from forebay.core.errors import Conflict
 from forebay.core.health.settings import HealthSettings, health_conflicts
 from forebay.core.leading.settings import ControlSettings, control_conflicts
 from forebay.core.model import Policy, Task
@@ -23,7 +24,7 @@ from forebay.core.placement.settings import NodeSettings, PlacementSettings, pla
 from forebay.core.registry.settings import RegistrySettings, encryption_conflicts, store_conflicts
 from forebay.core.scaling.limits import ClusterLimits, limit_conflicts
 from forebay.core.scaling.settings import Scale, ScaleSettings, scale_conflicts
-from forebay.core.section import Conflict, Name, Section, is_host, sections
+from forebay.core.section import Name, Section, is_host, sections
 from forebay.core.tenancy import Quota, Tenant
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -410,7 +411,7 @@ def _host_conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
     nodes = ((f"nodes[{index}]", node) for index, node in enumerate(sections(raw.get("nodes"))))
     for path, section in (("gateway", raw.get("gateway")), ("admin", raw.get("admin")), *nodes):
         host = section.get("host") if isinstance(section, Mapping) else None
-        if isinstance(host, str) and host and not is_host(host):  # empty: every address
+        if isinstance(host, str) and not is_host(host):
             yield Conflict(f"{path}.host", f'"{host[:80]}"', "an IP address or a host name, without a port")
 
 
@@ -421,7 +422,7 @@ def _auth_conflicts(gateway: Mapping[str, Any], tenants: Any) -> Iterator[Confli
         yield Conflict("tenants", "nothing", "at least one tenant, as `gateway.auth: keys` requires their keys")
     if auth in ("off", "open") and tenants and isinstance(tenants, Sequence):
         yield Conflict("gateway.auth", f'"{auth}" with tenants', '"keys", without which their limits have no effect')
-    if auth == "off" and isinstance(host, str) and (not host or is_host(host)) and not is_loopback(host):
+    if auth == "off" and isinstance(host, str) and is_host(host) and not is_loopback(host):
         allowed = (
             "127.0.0.1, as anyone may use a gateway with `auth: off`; for another address require keys with "
             "`gateway.auth: keys`, or write `gateway.auth: open` if anyone may use it"
@@ -441,7 +442,7 @@ def _proxy_conflicts(proxies: Any) -> Iterator[Conflict]:
 
 def _admin_conflicts(admin: Any) -> Iterator[Conflict]:
     host = admin.get("host") if isinstance(admin, Mapping) and admin.get("auth", "off") == "off" else None
-    if isinstance(host, str) and (not host or is_host(host)) and not is_loopback(host):
+    if isinstance(host, str) and is_host(host) and not is_loopback(host):
         allowed = "127.0.0.1, or any other one with `admin.auth: keys`: anyone who reaches it can change the cluster"
         yield Conflict("admin.host", f'"{host}"', allowed)
 

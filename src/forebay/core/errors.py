@@ -6,7 +6,7 @@ same row.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 OK: Final = "ok"
 CLIENT_CLOSED: Final = "client_closed"
@@ -171,3 +171,11 @@ class Refusal(Exception):  # noqa: N818 - named after what it causes: an error r
         self.text = text or TABLE[code].text
         self.param = param
         super().__init__(f"{code}: {self.text}")
+
+
+class Conflict(NamedTuple):
+    """A setting that is valid alone but conflicts with another one: its path, its value and what is allowed."""
+
+    path: str
+    found: str
+    allowed: str

@@ -1,9 +1,9 @@
-"""The base of all sections of the cluster file, and the record of a conflict between settings."""
+"""The base of all sections of the cluster file, and what their checks share."""
 
 import re
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,14 +16,6 @@ class Section(BaseModel):
     """A section. Unknown keys are rejected; the docstring of a field is its description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
-
-
-class Conflict(NamedTuple):
-    """A setting that is valid alone but conflicts with another one: its path, its value and what is allowed."""
-
-    path: str
-    found: str
-    allowed: str
 
 
 def sections(value: Any) -> list[Mapping[str, Any]]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from forebay.core.errors import Conflict
 from forebay.core.model import TlsSpec
-from forebay.core.section import Conflict
 from forebay.obs.clock import wall_s
 
 if TYPE_CHECKING:

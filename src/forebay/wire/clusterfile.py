@@ -19,8 +19,9 @@ from forebay.core.cluster import ORIGIN_PATTERN, SHA256_PATTERN, Cluster, confli
 from forebay.core.deploy.course import Course
 from forebay.core.deploy.settings import PlanSettings, plan_conflicts
 from forebay.core.dispatch.settings import HEADER_PATTERN, PUBLIC_PATTERN, TARGET_PATTERN
+from forebay.core.errors import Conflict
 from forebay.core.scaling.schedule import DAYS_PATTERN, TIME_PATTERN
-from forebay.core.section import NAME_PATTERN, Conflict, Section
+from forebay.core.section import NAME_PATTERN, Section
 
 TEXT_BYTES_MAX = 1_000_000
 NODES_MAX = 50_000

@@ -63,7 +63,7 @@ def test_without_keys_a_gateway_listens_on_loopback(host: str) -> None:
     assert load(f"{MODELS}gateway: {{host: '{host}'}}", "f.yaml").gateway.auth == "off"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
 def test_gateway_without_keys_listens_elsewhere_only_if_configured(host: str) -> None:
     problem = one(f"gateway: {{host: '{host}'}}")
 

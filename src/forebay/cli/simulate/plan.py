@@ -11,9 +11,9 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from forebay.cli.settings import FILE_BYTES_MAX, WRONG_USAGE, UserError, set_overrides
+from forebay.core.errors import Conflict
 from forebay.core.model import Policy
 from forebay.core.scaling.settings import scale_conflicts
-from forebay.core.section import Conflict
 from forebay.sim.engine import rows
 from forebay.sim.fleet import policies as sizers
 from forebay.sim.load.change import between, faster, first

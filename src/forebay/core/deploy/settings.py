@@ -6,10 +6,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from forebay.core.deploy.course import COURSES, Course, Kind, problems
+from forebay.core.errors import Conflict
 from forebay.core.model import Task
 from forebay.core.rollout.planning import Step
 from forebay.core.rollout.values import Rate, Score, Time
-from forebay.core.section import Conflict, Name, Section, sections
+from forebay.core.section import Name, Section, sections
 
 ROUND_CASES_MAX: Final = 64
 """Cases of a golden set that are asked in one round: of a larger set some are drawn."""

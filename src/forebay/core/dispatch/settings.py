@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from forebay.core.dispatch.table import split, unfold
+from forebay.core.errors import Conflict
 from forebay.core.model import Condition, Dispatch, Rule, StandIn, Task, When
-from forebay.core.section import Conflict, Name, Section, sections
+from forebay.core.section import Name, Section, sections
 
 PUBLIC_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?$"
 """Wider than model names: clients have the model names of other services built in."""

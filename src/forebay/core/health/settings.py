@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from forebay.core.errors import Conflict
 from forebay.core.health.device import HealthRules
 from forebay.core.placement.settings import LOCAL
-from forebay.core.section import Conflict, Section, sections
+from forebay.core.section import Section, sections
 
 RULES = HealthRules()
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from forebay.core.section import Conflict, Section
+from forebay.core.errors import Conflict
+from forebay.core.section import Section
 
 
 class ControlSettings(Section):

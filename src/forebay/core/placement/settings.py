@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from forebay.core.section import Conflict, Name, Section, sections
+from forebay.core.errors import Conflict
+from forebay.core.section import Name, Section, sections
 
 LOCAL: Final = "local"
 """The node of a cluster that lists none: this machine, with all it has."""

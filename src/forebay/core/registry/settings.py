@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from forebay.core.errors import Conflict
 from forebay.core.registry.approval import ApprovalRules
-from forebay.core.section import Conflict, Section
+from forebay.core.section import Section
 
 _STORE: Final = re.compile(r"sqlite:///.+|postgres(ql)?://.+")
 _PASSWORD: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|[?&]password=[^&]*")

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
+from forebay.core.errors import Conflict
 from forebay.core.placement.settings import PlacementSettings
 from forebay.core.scaling.sharing import GPU, Limits
-from forebay.core.section import Conflict, Section, sections
+from forebay.core.section import Section, sections
 
 GPUS_MAX: Final = 100_000
 """More than any cluster has."""

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from forebay.core.errors import Conflict
 from forebay.core.scaling.schedule import DAYS_PATTERN, TIME_PATTERN, Hours, days_of, is_zone, minutes_of
-from forebay.core.section import Conflict, Section, sections
+from forebay.core.section import Section, sections
 
 REPLICAS_MAX: Final = 1000
 Count = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
