@@ -154,6 +154,28 @@ def test_a_stream_that_cannot_be_resumed_ends_with_one_error(tmp_path: Path, oth
     run(main())
 
 
+def test_a_stream_goes_on_elsewhere_after_a_response_that_is_no_stream(tmp_path: Path) -> None:
+    story, garble = Story(3), failing(200, "ok")
+    garbled: list[Exchange] = []
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.header(b"x-forebay-continue") is None or len(garbled) == 2:
+            story(exchange)
+        else:
+            garbled.append(exchange)
+            garble(exchange)
+
+    async def main() -> None:
+        workers = [Worker(answer, f"chat-{n}") for n in range(4)]
+        async with cluster(tmp_path, *workers) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            assert contents((await front.ask(post(chat(stream=True)))).body)[0] == TEXT
+            assert len(garbled) == 2
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
+
+    run(main())
+
+
 def test_a_replica_that_cannot_resume_a_stream_did_not_interrupt_it(tmp_path: Path) -> None:
     async def main() -> None:
         spec = RecordsSpec(str(tmp_path / "records"))

@@ -214,6 +214,8 @@ class Relay(RequestState):
             self._end(OK if self.status < 400 else code_in(whole, code_of(self.status)), self.status)
         elif mode == RETRY:
             self._retry_refused()
+        elif mode == FAILED and self.status == 200:
+            self.on_error(CallError("protocol", True, "The response is no stream."))
         elif mode == FAILED:
             code = code_in(b"".join(self.body), code_of(self.status))
             self.scheduler.attempt_rejected(self, code, self.scheduler.now())
@@ -241,8 +243,6 @@ class Relay(RequestState):
         elif not self.exchange.started:
             text = f"{TABLE[Code.REPLICA_LOST].text} {error.text}"
             self.scheduler.attempt_failed(self, error.kind, Refusal(Code.REPLICA_LOST, text))
-        elif self.mode == FAILED:
-            self._interrupted()
         else:
             self._broken(error.kind)
 
