@@ -23,14 +23,14 @@ def printed(shown: RenderableType, width: int) -> str:
 
 
 def cluster() -> Status:
-    units = {"generation": 1, "pid": 1234567, "url": "http://127.0.0.1:8100", "why": "", "since": 1.0, "restarts": 0}
-    rest = {"starts_again_in_s": None, "last_words": "", "model": "recommender-large", "revision": "r-4c1f09aa"}
-    load = {"engine_pid": 3, "engine_restarts": 0, "in_flight": 3, "running": 3, "waiting": 0, "capacity": 16}
-    kv = {"kv_used_tokens": 10, "kv_total_tokens": 100, "batch_fill": 0.3}
-    replicas = tuple(
-        ReplicaStatus(id=name, state=state, **units, **rest, **load, **kv)  # type: ignore[arg-type]
-        for name, state in zip(NAMES, (ReplicaState.READY, ReplicaState.QUARANTINED), strict=True)
-    )
+    def replica(id: str, state: ReplicaState) -> ReplicaStatus:
+        return ReplicaStatus(
+            id, 1, 1234567, "http://127.0.0.1:8100", state, "", 1.0, 0, None, "", "recommender-large", "r-4c1f09aa",
+            engine_pid=3, engine_restarts=0, in_flight=3, running=3, waiting=0, capacity=16,
+            kv_used_tokens=10, kv_total_tokens=100, batch_fill=0.3,
+        )  # fmt: skip
+
+    replicas = tuple(map(replica, NAMES, (ReplicaState.READY, ReplicaState.QUARANTINED)))
     gateway = UnitStatus("gateway-0", 1, 7, "http://127.0.0.1:8080", ReplicaState.READY, "", 1.0, 0, None, "")
     model = ModelStatus("recommender-large", "chat", "openvino", "s", "r-4c1f09aa", {}, 1, 2, replicas)
     return Status("prod", "0.1.0", 1, True, "run", "", "http://127.0.0.1:8080", (gateway,), (model,))
