@@ -393,6 +393,19 @@ def test_retiring_instance_finishes_its_sequences(batching: SequenceBatching) ->
     assert served.retired(2)
 
 
+@BOTH
+def test_a_retiring_instance_can_be_kept_with_its_sequences(batching: SequenceBatching) -> None:
+    served = sequencer(batching, max_batch=2)
+    offer_all(served, "(a1")
+    served.retire(0)
+    offer_all(served, "(b1)", "(c1)", "a2")
+    assert turn(served)[0] == "(a1"
+    served.add(0, 0.0)
+    assert turn(served) == ["a2", "(b1)"]
+    assert turn(served)[-1] == "(c1)"
+    assert not served.retired(0)
+
+
 def test_iterative_model_reruns_a_request_until_it_is_finished() -> None:
     served = sequencer(ITERATIVE)
     offer(served, "a", corrid=0)

@@ -22,6 +22,7 @@ class World:
         self.served: Sequencer[int] = Sequencer("m", batching, max_batch, [0, 1])
         self.rows_max = max(1, max_batch)
         self.instances, self.ever = [0, 1], [0, 1]
+        self.retired: list[int] = []
         self.running: dict[int, Run[int]] = {}
         self.offered: list[int] = []
         self.left: Counter[int] = Counter()
@@ -46,9 +47,13 @@ class World:
             self.left.update(self.served.lost(self.instances[0], self.now))
             self.running.pop(self.instances[0], None)
         elif what == "retire":
-            self.served.retire(self.instances.pop(0))
-            self.instances.append(self.ever[-1] + 1)
-            self.ever.append(self.instances[-1])
+            self.retired.append(self.instances.pop(0))
+            self.served.retire(self.retired[-1])
+            self.ever.append(self.ever[-1] + 1)
+            self.instances.append(self.ever[-1])
+            self.served.add(self.instances[-1], self.now)
+        elif what == "keep" and self.retired:
+            self.instances.append(self.retired.pop())
             self.served.add(self.instances[-1], self.now)
         assert self.served.waiting == len(self.offered) - sum(self.left.values())
 
@@ -107,7 +112,9 @@ class World:
     max_batch=st.integers(0, 3),
     operations=st.lists(
         st.tuples(
-            st.sampled_from(["offer"] * 6 + ["run"] * 4 + ["done"] * 3 + ["cancel", "expire", "lost", "retire"]),
+            st.sampled_from(
+                ["offer"] * 6 + ["run"] * 4 + ["done"] * 3 + ["cancel", "expire", "lost", "retire", "keep"]
+            ),
             st.integers(1, 4),
             st.sampled_from(["(", "", "", ")", "()"]),
             st.integers(0, 3),

@@ -304,9 +304,54 @@ def test_instances_can_be_scaled_while_sequences_run(tmp_path: Path) -> None:
             assert await send(server, 1, 5) == 6
             write(tmp_path, "m", one, versions=())
             await server.load("m", {})
+            assert server.view("m", "").document["instance_group"][0]["count"] == 1
             assert await send(server, 1, 1, sequence_end=True) == 7
-            with pytest.raises(Refused, match="must specify the START flag"):
-                await send(server, 3, 1)
+            assert [await send(server, number, 1) for number in (3, 4)] == [4, 5], "they keep their instance"
+            assert await send(server, 5, 5, sequence_start=True) == 5
+            waiting = asyncio.gather(send(server, 6, 6, sequence_start=True))
+            assert await send(server, 3, 0, sequence_end=True) == 4
+            assert not waiting.done(), "slots of an instance that goes are not given out again"
+            assert await send(server, 4, 0, sequence_end=True) == 5
+            await until("the instance is gone", lambda: len(server.pids("m")) == 1)
+            assert await send(server, 5, 0, sequence_end=True) == 5
+            assert await waiting == [6]
+
+    asyncio.run(main())
+
+
+def test_instances_that_go_are_kept_if_they_are_wanted_again(tmp_path: Path) -> None:
+    counts = {n: sequences("direct") + f"instance_group {{ count: {n} kind: KIND_CPU }}" for n in (1, 2, 3)}
+    write(tmp_path, "m", counts[2], SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for number in (1, 2, 3):
+                assert await send(server, number, number, sequence_start=True) == number
+            for count in (1, 2, 1, 3):
+                write(tmp_path, "m", counts[count], versions=())
+                await server.load("m", {})
+                assert [await send(server, number, 1) for number in (1, 2, 3)]
+            assert await send(server, 3, 0, sequence_end=True) == 7
+            started = [send(server, number, number, sequence_start=True) for number in (4, 5, 6, 7)]
+            assert await asyncio.gather(*started) == [4, 5, 6, 7]
+            assert [await send(server, number, 0, sequence_end=True) for number in (1, 2)] == [5, 6]
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_instances_wait_for_their_sequences_can_be_unloaded(tmp_path: Path) -> None:
+    one, two = (sequences("direct") + f"instance_group {{ count: {count} kind: KIND_CPU }}" for count in (1, 2))
+    write(tmp_path, "m", two, SUM)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for number in (1, 2, 3):
+                assert await send(server, number, number, sequence_start=True) == number
+            write(tmp_path, "m", one, versions=())
+            await server.load("m", {})
+            await server.unload("m", False)
+            await server.load("m", {})
+            assert await send(server, 3, 1, sequence_start=True) == 1
 
     asyncio.run(main())
 

@@ -310,13 +310,16 @@ class Sequencer(Generic[T]):
         return gone
 
     def add(self, instance: int, now: float) -> None:
-        """Add an instance; sequences of the backlog take its slots."""
-        assert instance not in self._lanes, f"instance {instance} was already added"
-        batching = self._batching
-        batcher: Batcher[T] | None = None
-        if batching.oldest:
-            batcher = Batcher(DynamicBatching(batching.preferred_sizes, batching.delay_s), self._max_batch)
-        lane = self._lanes[instance] = _Lane(instance, self._slots, batcher)
+        """Add an instance, or keep one that retires; sequences of the backlog take its free slots."""
+        lane = self._lanes.get(instance)
+        assert lane is None or lane.retiring, f"instance {instance} was already added"
+        if lane is None:
+            batching = self._batching
+            batcher: Batcher[T] | None = None
+            if batching.oldest:
+                batcher = Batcher(DynamicBatching(batching.preferred_sizes, batching.delay_s), self._max_batch)
+            lane = self._lanes[instance] = _Lane(instance, self._slots, batcher)
+        lane.retiring = False
         self._open(lane, now)
 
     def retire(self, instance: int) -> None:
@@ -396,8 +399,9 @@ class Sequencer(Generic[T]):
         heapify(self._free)
 
     def _open(self, lane: _Lane[T], now: float) -> None:
-        for slot in range(self._slots):
-            self._fill(lane, slot, now)
+        for slot, track in enumerate(lane.slots):
+            if track is None:
+                self._fill(lane, slot, now)
 
     def _place(self, track: _Track[T]) -> None:
         if self._free:

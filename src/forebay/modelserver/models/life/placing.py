@@ -1,12 +1,21 @@
 """Placement of a model's instances on CPUs, memory nodes and GPUs."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
 from forebay.modelserver.models.life.machine import SYS, node_cpus
 from forebay.modelserver.models.options import Options
-from forebay.modelserver.process.placement import Placement
+from forebay.modelserver.process.placement import ChildSpec, Placement
+
+
+def child_spec(config: ModelConfig, folder: Path, document: Mapping[str, Any], options: Options) -> ChildSpec:
+    """What the processes of a version are told; `folder` is the version's."""
+    told = json.dumps(document)
+    return ChildSpec(config.backend, config, folder, placements(config, options), options.rss_bytes_max, told)
 
 
 def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:

@@ -1,14 +1,13 @@
 """One version of one model: its life cycle, its processes, and its requests in flight."""
 
 import asyncio
-import json
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from forebay.core.serving.config import ModelConfig
 from forebay.core.serving.ensemble import Dag, check, lacks
@@ -17,13 +16,13 @@ from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.memory import BACK_IN_S, LoadCancelled, guessed_bytes, used_bytes
-from forebay.modelserver.models.life.placing import placements
+from forebay.modelserver.models.life.placing import child_spec, placements
 from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after, not_ready
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.batch_scheduler import BatchScheduler
 from forebay.modelserver.models.running.bls import nested
 from forebay.modelserver.models.running.caching import VersionCache
-from forebay.modelserver.models.running.call import Call, Runner
+from forebay.modelserver.models.running.call import Call, Scheduler
 from forebay.modelserver.models.running.counting import Counts
 from forebay.modelserver.models.running.ensemble import Ensemble
 from forebay.modelserver.models.running.execution import Executor
@@ -31,30 +30,12 @@ from forebay.modelserver.models.running.inputs import Contract, prefix, size_byt
 from forebay.modelserver.models.running.rate_limiting import InstanceResources
 from forebay.modelserver.models.running.sequence_scheduler import SequenceScheduler
 from forebay.modelserver.models.running.wake_queue import WakeQueue
-from forebay.modelserver.process.placement import ChildSpec
 from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.process.values import GaveUp
 from forebay.modelserver.repository import ADOPTED, Described, complete
 
 PINNED: Final = "forebay.pinned"
 """Model parameter: `true` keeps the model from sleeping."""
-
-
-class Scheduler(Runner, Protocol):
-    """A runner with a queue and instances."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of queued requests."""
-
-    def set_instances(self, instances: int) -> None:
-        """Update the number of instances."""
-
-    def wake(self) -> None:
-        """Check soon whether a batch can start."""
-
-    def close(self, refused: Refused) -> None:
-        """Fail all queued requests with this error; no batch runs any more."""
 
 
 class Version:
@@ -243,10 +224,16 @@ class Version:
             self.reason = UNLOADED
 
     async def adopt(self, described: Described) -> None:
-        """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`."""
-        process, instances = self._process, described.config.instances
+        """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`.
+
+        Fewer instances of a model with sequences: the last ones go when theirs have ended, which may be long after.
+        """
+        process, runner, instances = self._process, self._runner, described.config.instances
         scales = process is not None and instances != self.config.instances
-        if process is not None and scales:
+        leaving = scales and isinstance(runner, SequenceScheduler)
+        if process is not None and leaving:
+            leaving = described.config.instance_count <= process.instances
+        if process is not None and scales and not leaving:
             try:
                 await process.set_instances(placements(described.config, self._context.options))
             except GaveUp as gave_up:
@@ -255,8 +242,26 @@ class Version:
         document = {**self.document, **{name: described.document[name] for name in ADOPTED}}
         config = replace(self.config, instances=instances, versions=described.config.versions)
         self.described = replace(self.described, config=config, document=document)
-        if process is not None and scales and self._runner is not None and self._resources is not None:
-            self._resources.set(instances)
+        if process is not None and leaving and isinstance(runner, SequenceScheduler):
+            runner.retire(config.instance_count)
+            self._context.tasks.create_task(self._shrink(process, runner))
+        elif process is not None and scales:
+            await self._resized(process)
+
+    async def _shrink(self, process: ModelProcess, runner: SequenceScheduler) -> None:
+        """Remove the instances that are too many, once their sequences have ended."""
+        await runner.left()
+        if process.instances <= self.config.instance_count:
+            return  # they are wanted again
+        try:
+            await process.set_instances(placements(self.config, self._context.options))
+        except GaveUp:  # it has been stopped meanwhile
+            return
+        await self._resized(process)
+
+    async def _resized(self, process: ModelProcess) -> None:
+        if self._runner is not None and self._resources is not None:
+            self._resources.set(self.config.instances)
             self._runner.set_instances(process.instances)
             if self._context.options.memory_bytes:
                 self._context.memory.resize(self, await self.measured())
@@ -374,14 +379,7 @@ class Version:
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
         process = self._process = ModelProcess(
-            ChildSpec(
-                config.backend,
-                config,
-                self.folder,
-                placements(config, options),
-                options.rss_bytes_max,
-                json.dumps(self.document),
-            ),
+            child_spec(config, self.folder, self.document, options),
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,
             log=self._log,

@@ -30,6 +30,23 @@ class Runner(Protocol):
         """Cancel a request whose phase has not been changed yet."""
 
 
+class Scheduler(Runner, Protocol):
+    """A runner with a queue and instances."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of queued requests."""
+
+    def set_instances(self, instances: int) -> None:
+        """Update the number of instances."""
+
+    def wake(self) -> None:
+        """Check soon whether a batch can start."""
+
+    def close(self, refused: Refused) -> None:
+        """Fail all queued requests with this error; no batch runs any more."""
+
+
 class Watch(Protocol):
     """Traces a request. Ensembles report their steps."""
 

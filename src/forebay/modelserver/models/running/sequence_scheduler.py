@@ -39,6 +39,9 @@ class SequenceScheduler:
         self._executor = executor
         self._sequencer: Sequencer[Call] = Sequencer(config.name, batching, config.max_batch, range(instances))
         self._instances = set(range(instances))
+        self._leaving: set[int] = set()
+        """Those that take no new sequences and are to be removed when theirs have ended."""
+        self._moved = asyncio.Event()
         self._usable = set(executor.usable())
         """Those whose process was up at the last look."""
         self._initial = {state.input: _initial(state, config, folder) for state in batching.states}
@@ -56,15 +59,36 @@ class SequenceScheduler:
         return self._sequencer.waiting
 
     def set_instances(self, instances: int) -> None:
-        """Update the number of instances."""
-        for instance in range(instances):
-            if instance not in self._instances:
-                self._sequencer.add(instance, monotonic())
+        """Update the number of instances: others are gone, and with them the sequences that they had left."""
+        self._keep(instances)
         for instance in self._instances - set(range(instances)):
             self._fail(self._sequencer.lost(instance, monotonic()), "its instance has been removed")
-            self._sequencer.retire(instance)
+            if not self._sequencer.retired(instance):
+                self._sequencer.retire(instance)
         self._instances = set(range(instances))
+        self._leaving &= self._instances
         self.wake()
+
+    def retire(self, instances: int) -> None:
+        """New sequences go to the first so many instances only; `left` waits until the others have none."""
+        self._keep(instances)
+        for instance in self._instances - set(range(instances)) - self._leaving:
+            self._sequencer.retire(instance)
+            self._leaving.add(instance)
+        self.wake()
+
+    async def left(self) -> None:
+        """Wait until the sequences of all instances that `retire` has named have ended, or it is closed."""
+        while not all(map(self._sequencer.retired, self._leaving)):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _keep(self, instances: int) -> None:
+        """So many instances are there and take sequences."""
+        for instance in range(instances):
+            if instance not in self._instances or instance in self._leaving:
+                self._sequencer.add(instance, monotonic())
+                self._leaving.discard(instance)
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused`, also if its sequence has not been started."""
@@ -104,6 +128,7 @@ class SequenceScheduler:
         for call in self._sequencer.end():
             self._executor.fail(call, refused, Reason.OTHER)
         self._alarm.close()
+        self._moved.set()
 
     def _pump(self) -> None:
         """Expire what has timed out, start what can start, and set the alarm for the next time-based event."""
@@ -126,6 +151,7 @@ class SequenceScheduler:
             times.append(due)
         if times:
             self._alarm.set(min(times))
+        self._moved.set()
 
     def _note_lost(self, now: float) -> None:
         """End the sequences of lost processes, which held the model's state, even if none of their requests runs."""
