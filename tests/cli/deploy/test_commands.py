@@ -236,6 +236,15 @@ def test_watch_without_a_terminal_prints_a_line_per_change(api: Api, monkeypatch
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [view.line(ROLLOUT), "No. [store_unavailable] (HTTP 503)", view.line(DONE)]
 
+    api.answers["GET /v1/rollouts"] = [(200, Rollouts((ROLLOUT,))), down, (200, Rollouts((DONE,)))]
+    looks = iter(range(2))
+    done = run("rollout", "status", "--watch", "--json")
+
+    assert done.exit_code == 0
+    shown = [msgspec.json.decode(line, type=Rollouts).rollouts for line in done.stdout.splitlines()]
+    assert shown == [(ROLLOUT,), (DONE,)]
+    assert "store_unavailable" in done.stderr
+
 
 def test_rollout_status_and_history_are_shown(api: Api) -> None:
     api.answers["GET /v1/rollouts"] = [(200, Rollouts((ROLLOUT, BACK)))]

@@ -1,5 +1,6 @@
 """Implementation of the commands on rollouts."""
 
+import sys
 import time as clock
 from collections.abc import Callable
 from pathlib import Path
@@ -110,14 +111,16 @@ def status(admin: Admin, model: str | None, *, watch: bool, as_json: bool) -> in
         return admin.get("/v1/rollouts", Rollouts, **query)
 
     screen, found = settings.screen(), look()
-    if as_json:
-        print_json(found)
-        return 0
     if not watch:
-        screen.print(view.blocks(found.rollouts))
+        if as_json:
+            print_json(found)
+        else:
+            screen.print(view.blocks(found.rollouts))
         return 0
     try:
-        if screen.is_terminal:
+        if as_json:
+            _documents(found, look)
+        elif screen.is_terminal:
             _watched(found, look, screen)
         else:
             _logged(found, look, screen)
@@ -133,6 +136,20 @@ def _watched(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> 
                 live.update(view.blocks(look().rollouts), refresh=True)
             except UserError as error:  # control may be restarting
                 live.update(Text(f"{error}\nRetrying every second; Ctrl-C quits.", "yellow"), refresh=True)
+
+
+def _documents(found: Rollouts, look: Callable[[], Rollouts]) -> NoReturn:
+    """Print a line of JSON for every look; why there is none goes to standard error."""
+    while True:
+        print(msgspec.json.encode(found).decode(), flush=True)
+        clock.sleep(REFRESH_S)
+        while True:
+            try:
+                found = look()
+                break
+            except UserError as error:  # control may be restarting
+                print(error, file=sys.stderr)
+                clock.sleep(REFRESH_S)
 
 
 def _logged(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> NoReturn:
