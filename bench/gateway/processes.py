@@ -1,5 +1,6 @@
 """Processes of the benchmark: started on one core, asked what they cost by the kernel's own account, killed whole."""
 
+import argparse
 import contextlib
 import os
 import platform
@@ -10,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 FILES_MAX: Final = 16_384
 """Open files allowed to every process started: a thousand streams are two thousand sockets of a proxy."""
@@ -18,6 +19,27 @@ ANSWER_TIMEOUT_S: Final = 120.0
 WEIGHT: Final = "-15"
 """Nice value of a session. With `sched_autogroup` this, and not the nice value of a process, beats other sessions."""
 BODY: Final = b'{"model":"mock","messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
+
+
+class Cores(NamedTuple):
+    """What is measured, and what loads it, have a core each."""
+
+    measured: int
+    load: int
+
+
+def cores(text: str) -> Cores:
+    """Read `A,B`, for argparse: two different cores that this process may run on."""
+    words = text.split(",")
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[0]) == int(words[1]):
+        raise argparse.ArgumentTypeError(f"found {text!r}; two different core numbers are wanted, like 0,1")
+    pair = Cores(*map(int, words))
+    allowed = os.sched_getaffinity(0)
+    if absent := [core for core in pair if core not in allowed]:
+        raise argparse.ArgumentTypeError(
+            f"there is no core {absent[0]}; there are {', '.join(map(str, sorted(allowed)))}"
+        )
+    return pair
 
 
 def machine() -> dict[str, int | str]:

@@ -1,16 +1,16 @@
 """What Forebay's gateway costs, beside other gateways, nginx and a relay of nothing but sockets in one run.
 
-    python bench/gateway/run.py [--rounds 3] [--window 4] [--only forebay,nginx] [--quick]
+    python bench/gateway/run.py [--rounds 3] [--window 4] [--only forebay,nginx] [--cores 0,1] [--quick]
 
-The proxy under test (its whole process tree) is pinned to core 0; a model server and a load generator in C share
-core 1. CPU is time by the kernel's own account (`/proc/PID/task/*/schedstat`) over a counted window, divided by
-what was completed in it: other load on the machine delays a proxy but hardly changes that quotient. Events come at
-a fixed rate: where 64,000/s nearly fill a core, no cost above 15.6 us can show, so a second load offers 102,400/s,
-which all may fail to deliver. `coalesced` (the share of events that arrived in the same read as an earlier one,
-which makes them cheaper) and `delivered` (the share of the offered events) belong to every figure of events; of
-`direct`, they tell how quiet the machine was. Where less is delivered than offered, events queue up in sockets and
-one read finds several: so what a proxy itself glues together shows in two more loads, of half and of a quarter as
-many events from as many streams (on a slow machine half of them nearly fill a core, too).
+The proxy under test (its whole process tree) is pinned to core 0; a model server and a load generator in C share core
+1, unless `--cores` names another two. CPU is time by the kernel's own account (`/proc/PID/task/*/schedstat`) over a
+counted window, divided by what was completed in it: other load on the machine delays a proxy but hardly changes that
+quotient. Events come at a fixed rate: where 64,000/s nearly fill a core, no cost above 15.6 us can show, so a second
+load offers 102,400/s, which all may fail to deliver. `coalesced` (the share of events that arrived in the same read
+as an earlier one, which makes them cheaper) and `delivered` (the share of the offered events) belong to every figure
+of events; of `direct`, they tell how quiet the machine was. Where less is delivered than offered, events queue up in
+sockets and one read finds several: so what a proxy itself glues together shows in two more loads, of half and of a
+quarter as many events from as many streams (on a slow machine half of them nearly fill a core, too).
 
 `ttft` opens 100 streams a second whatever happens, and takes off what the model server takes when asked directly in
 the same round. It opens one every 10 ms, which is also how often each stream has an event: so the first one of a
@@ -45,15 +45,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from goals import judged
-from processes import allow_files, await_answer, cpu_ns, machine, memory_kb, started
+from processes import Cores, allow_files, await_answer, cores, cpu_ns, machine, memory_kb, started
 from proxies import KEY, MOCK_PORT, PROXIES, PROXY_PORT, REPLICAS, install, version
 
 from forebay.wire.transcript import Transcript
 
 HERE: Final = Path(__file__).parent
 CHART: Final = HERE.parents[1] / "docs/gateway-bench.svg"
-PROXY_CORE: Final = 0
-LOAD_CORE: Final = 1
+CORES: Final = Cores(0, 1)
+"""Of the proxy, and of model server and load generator."""
 SETTLE_S: Final = 1.0
 """After the first answer, before an idle process is measured."""
 TURNS: Final = 2
@@ -121,11 +121,12 @@ class Rig(NamedTuple):
     mock: str
     load: str
     window_s: float
+    cores: Cores = CORES
 
     @contextlib.contextmanager
     def mocked(self) -> Iterator[None]:
         """A fresh model server."""
-        with started([self.mock, str(MOCK_PORT), str(REPLICAS)], LOAD_CORE, self.folder / "mock.log"):
+        with started([self.mock, str(MOCK_PORT), str(REPLICAS)], self.cores.load, self.folder / "mock.log"):
             time.sleep(0.2)
             yield
 
@@ -134,7 +135,7 @@ class Rig(NamedTuple):
         """A fresh proxy in front of the model server; yields its process id."""
         place = Path(tempfile.mkdtemp(dir=self.folder))
         log = place / "proxy.log"
-        with started(PROXIES[name](place, port), PROXY_CORE, log) as proxy:
+        with started(PROXIES[name](place, port), self.cores.measured, log) as proxy:
             await_answer(port, KEY, proxy, log)
             yield proxy.pid
 
@@ -148,7 +149,7 @@ class Rig(NamedTuple):
         before_kb = memory_kb(pid, "Pss") if pid is not None else 0
         with (
             awake() if scenario.awake else contextlib.nullcontext(),
-            started([self.load, *map(str, words)], LOAD_CORE, environ={"BENCH_KEY": KEY}) as generator,
+            started([self.load, *map(str, words)], self.cores.load, environ={"BENCH_KEY": KEY}) as generator,
         ):
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
@@ -288,6 +289,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROXIES))
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     parser.add_argument("--chart", type=Path, default=CHART)
+    parser.add_argument("--cores", type=cores, default=CORES, metavar="A,B", help="of the proxy, and of its load")
     parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
@@ -298,7 +300,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for tool in ("mock", "load"):
             subprocess.run(["gcc", "-O2", "-o", f"{folder}/{tool}", str(HERE / f"{tool}.c"), "-lm"], check=True)
-        seen = rounds(names, count, Rig(Path(folder), f"{folder}/mock", f"{folder}/load", window_s))
+        rig = Rig(Path(folder), f"{folder}/mock", f"{folder}/load", window_s, options.cores)
+        seen = rounds(names, count, rig)
     found = result(names, count, seen)
     print(json.dumps(found["goals"], indent=1))
     if not options.quick:

@@ -1,18 +1,19 @@
 """What Forebay's model server costs, beside Triton, LitServe, BentoML, MLServer and the bare runtime in one run.
 
-    python bench/server/run.py [--rounds 2] [--window 4] [--only forebay,triton] [--model embedding] [--quick]
+    python bench/server/run.py [--rounds 2] [--window 4] [--only forebay,triton] [--model embedding] [--cores 0,1]
+        [--quick]
 
 The server under test (its whole process tree) is pinned to core 0 and runs one instance of one ONNX model on one
-thread; the load generator, in C, has core 1. `closed`: so many connections (of gRPC: calls under way on a few
-connections) that the next batch is always there; that is the server's throughput. `open`: requests at 70 % of that
-server's own throughput, evenly spaced and on as many connections, latency counted from the instant each was due; so
-the faster server has the higher load. (On more connections that throughput is none it has: their state must fit into
-a core's cache. Who is late makes its callers wait, and that counts.) `as_PEER`, of ours only: as many requests per
-second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on the machine
-changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a loop,
-`bare_tuned` with the settings of Forebay's model processes. `socket` reads requests and writes answers of the right
-length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %, what the machine
-itself does to latency.
+thread; the load generator, in C, has core 1, unless `--cores` names another two. `closed`: so many connections (of
+gRPC: calls under way on a few connections) that the next batch is always there; that is the server's throughput.
+`open`: requests at 70 % of that server's own throughput, evenly spaced and on as many connections, latency counted
+from the instant each was due; so the faster server has the higher load. (On more connections that throughput is none
+it has: their state must fit into a core's cache. Who is late makes its callers wait, and that counts.) `as_PEER`, of
+ours only: as many requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request:
+other load on the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full
+batches in a loop, `bare_tuned` with the settings of Forebay's model processes. `socket` reads requests and writes
+answers of the right length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %,
+what the machine itself does to latency.
 
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
@@ -49,11 +50,11 @@ from servers import PORTS, REPO, SERVERS, Ports, Server, install, version
 from forebay.modelserver.process import placement
 
 sys.path.append(str(REPO / "bench/gateway"))
-from processes import WEIGHT, allow_files, cpu_ns, machine, memory_kb, started, tree
+from processes import WEIGHT, Cores, allow_files, cores, cpu_ns, machine, memory_kb, started, tree
 
 HERE: Final = Path(__file__).parent
-SERVER_CORE: Final = 0
-LOAD_CORE: Final = 1
+CORES: Final = Cores(0, 1)
+"""Of the server, and of the load generator."""
 BATCHES_UNDER_WAY: Final = 3
 """Closed loop: requests for so many batches."""
 GRPC_CONNECTIONS: Final = 4
@@ -96,6 +97,7 @@ class Rig:
     folder: Path
     window_s: float
     duels: int
+    cores: Cores = CORES
 
     @property
     def repository(self) -> Path:
@@ -109,7 +111,7 @@ class Rig:
         place = Path(tempfile.mkdtemp(dir=self.folder))
         start = server.start(model, self.repository / model.name, place / "server", ports)
         log = place / "log"
-        with started(start.command, SERVER_CORE, log, start.environ) as process:
+        with started(start.command, self.cores.measured, log, start.environ) as process:
             deadline = time.monotonic() + START_TIMEOUT_S
             while not _answers(server.probe(model), ports.http):
                 if time.monotonic() > deadline or process.poll() is not None:
@@ -129,7 +131,7 @@ class Rig:
             words = ["load", up.port, under_way, "unary", 0, 0, 0]
         window_s = window_s or self.window_s
         command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, window_s])]
-        with started(command, LOAD_CORE, environ={"BENCH_REQUEST": str(request)}) as generator:
+        with started(command, self.cores.load, environ={"BENCH_REQUEST": str(request)}) as generator:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
                 raise Failed("the load generator ended")
@@ -154,7 +156,7 @@ class Rig:
         row = ",".join(map(str, model.row))
         words = [file, model.input, model.max_batch, window_s, row, 0 if tuned else 1]
         command = [sys.executable, str(HERE / "bare.py"), *map(str, words)]
-        with started(command, SERVER_CORE, environ=placement.DEFAULTS if tuned else {}) as process:
+        with started(command, self.cores.measured, environ=placement.DEFAULTS if tuned else {}) as process:
             yield process
 
 
@@ -387,6 +389,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SERVERS))
     parser.add_argument("--model", default=",".join(model.name for model in MODELS))
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
+    parser.add_argument("--cores", type=cores, default=CORES, metavar="A,B", help="of the server, and of its load")
     parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who is told to stop stops what it has started
@@ -406,7 +409,7 @@ def main() -> None:
             print(json.dumps(found["goals"], indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), window_s, duels)
+        rig = Rig(Path(folder), window_s, duels, options.cores)
         for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
             subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source), "-lm"], check=True)
         write(rig.repository)
