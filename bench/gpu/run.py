@@ -8,7 +8,8 @@ C: binary tensors over HTTP, and pictures in system shared memory, too, where a 
 keeps four batches of requests under way; that is the throughput. `open` asks for 70 % of it, evenly spaced, and
 latency counts from the instant each request was due. Bare runtime and server take turns of seconds, and a ratio is
 that of two neighbours. Results go to results.json. It needs a GPU of NVIDIA's, a PyTorch built with CUDA, gcc, and
-six cores or more.
+six cores or more; the load generator takes the last two of those that it may use. Forebay is measured as it is
+imported: with `PYTHONPATH=build/compiled`, it is compiled.
 """
 
 import argparse
@@ -22,10 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 import numpy as np
@@ -45,6 +46,13 @@ WARMUP_S: Final = 1.0
 START_TIMEOUT_S: Final = 180.0
 REGION: Final = "pictures"
 Run = dict[str, float]
+
+
+class Load(NamedTuple):
+    """The load generator, and where it runs."""
+
+    program: Path
+    cores: Sequence[int]
 
 
 def free_port() -> int:
@@ -79,7 +87,7 @@ class Bare:
 
 
 @contextlib.contextmanager
-def serving(repository: Path, cores: range, folder: Path) -> Iterator[str]:
+def serving(repository: Path, cores: Sequence[int], folder: Path) -> Iterator[str]:
     """`forebay serve`; yields its URL."""
     ports = [free_port() for _ in range(3)]
     words = [
@@ -88,7 +96,7 @@ def serving(repository: Path, cores: range, folder: Path) -> Iterator[str]:
     ]  # fmt: skip
     command = [sys.executable, "-m", "forebay.cli.main", "serve", "--repository", str(repository), *words]
     log, url = folder / "serve.log", f"http://127.0.0.1:{ports[0]}"
-    with started(command, f"{cores[0]}-{cores[-1]}", log) as process:
+    with started(command, ",".join(map(str, cores)), log) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.HTTPError):
@@ -116,14 +124,14 @@ def asked(name: str, model: Model, *, shared: bool) -> bytes:
     )
 
 
-def load(tool: Path, url: str, request: bytes, window_s: float, rate_per_s: float = 0) -> Run:
+def load(tool: Load, url: str, request: bytes, window_s: float, rate_per_s: float = 0) -> Run:
     """One load; `rate_per_s` 0 is a closed loop."""
-    file = tool.with_name("request")
+    file = tool.program.with_name("request")
     file.write_bytes(request)
     port = url.rpartition(":")[2]
     words = [port, UNDER_WAY, "unary", 0, 0, 0, rate_per_s, WARMUP_S, window_s]
-    cores = (os.cpu_count() or 1) - LOAD_CORES
-    with started([str(tool), *map(str, words)], cores, environ={"BENCH_REQUEST": str(file)}) as generator:
+    command = [str(tool.program), *map(str, words)]
+    with started(command, ",".join(map(str, tool.cores)), environ={"BENCH_REQUEST": str(file)}) as generator:
         assert generator.stdout is not None
         lines = generator.stdout.read().splitlines()
     if len(lines) != 2:
@@ -163,12 +171,11 @@ def shared(url: str, model: Model) -> Iterator[None]:
         memory.unlink()
 
 
-def measure(model: Model, folder: Path, tool: Path, rounds: int, window_s: float) -> Iterator[tuple[str, Run]]:
+def measure(model: Model, folder: Path, tool: Load, rounds: int, window_s: float) -> Iterator[tuple[str, Run]]:
     """Every way of asking a model; yields (scenario, figures)."""
     repository = folder / model.name
     files = {f"{model.name}_{n}": model.write(repository, f"{model.name}_{n}", n) for n in INSTANCES}
-    cores = range((os.cpu_count() or 1) - LOAD_CORES)
-    os.sched_setaffinity(0, cores)
+    cores = sorted(os.sched_getaffinity(0))
     bare = Bare(model, next(iter(files.values())))
     ways = (False, True) if model.row.nbytes > 2**16 else (False,)
     with serving(repository, cores, folder) as url, shared(url, model):
@@ -200,9 +207,11 @@ def main() -> None:
     seen: dict[str, list[Run]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        tool = folder / "load"
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[:-LOAD_CORES])
+        tool = Load(folder / "load", cores[-LOAD_CORES:])
         source = HERE.parent / "gateway/load.c"
-        subprocess.run(["gcc", "-O2", "-o", str(tool), str(source), "-lm"], check=True)
+        subprocess.run(["gcc", "-O2", "-o", str(tool.program), str(source), "-lm"], check=True)
         for model in MODELS:
             if model.name in options.only.split(","):
                 for scenario, run in measure(model, folder, tool, options.rounds, options.window):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 SIZE = 64
+WIDE = 300_000
+"""Two rows of it are more than a megabyte."""
 WEIGHTS = np.random.default_rng(5).standard_normal((SIZE, SIZE)).astype(np.float32)
 
 TOLD = """
@@ -93,6 +95,13 @@ class Greedy(torch.nn.Module):
         return torch.zeros(size, dtype=torch.uint8, device=INPUT__0.device)[:1].view(1, 1)
 
 
+class Twice(torch.nn.Module):
+    """As much out as in."""
+
+    def forward(self, INPUT__0: torch.Tensor) -> torch.Tensor:  # noqa: N803 - a name of the protocol
+        return INPUT__0 * 2
+
+
 def write(folder: Path) -> None:
     """All of them."""
     example = torch.zeros(2, SIZE)
@@ -103,6 +112,7 @@ def write(folder: Path) -> None:
             "matrix": torch.jit.script(Matrix().eval()),
             "table": torch.jit.script(Table().eval()),
             "greedy": torch.jit.script(Greedy()),
+            "wide": torch.jit.script(Twice()),
         }
         program = torch.export.export(Matrix().eval(), (example,), dynamic_shapes=({0: batch},))
     configs = {
@@ -116,6 +126,13 @@ def write(folder: Path) -> None:
             input { name: "INPUT__0" data_type: TYPE_INT64 dims: [1, 1] }
             output { name: "OUTPUT__0" data_type: TYPE_UINT8 dims: [1, 1] }
             parameters { key: "forebay.gpu_memory_fraction" value { string_value: "0.05" } }
+        """,
+        "wide": f"""
+            max_batch_size: 8
+            input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: {WIDE} }}
+            output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: {WIDE} }}
+            instance_group {{ count: 2 }}
+            dynamic_batching {{ max_queue_delay_microseconds: 20000 }}
         """,
     }
     for name, script in scripts.items():

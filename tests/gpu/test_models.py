@@ -91,6 +91,26 @@ def test_a_model_answers_as_it_should_from_where_it_is_and_leaves_nothing_behind
     wait_for("the memory is free again", lambda: used_bytes() < before + 50e6)
 
 
+def test_large_rows_of_many_batches_come_back_to_who_has_sent_them(served: Served) -> None:
+    load(served, "wide")
+
+    def doubled(number: int) -> bool:
+        row = np.arange(models.WIDE, dtype=np.float32) + number
+        size = {"binary_data_size": row.nbytes}
+        tensor = {"name": "INPUT__0", "datatype": "FP32", "shape": [1, row.size], "parameters": size}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        length = "inference-header-content-length"
+        url = f"{served.url}/v2/models/wide/infer"
+        answer = httpx.post(url, content=head + row.tobytes(), headers={length: str(len(head))}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return np.array_equal(np.frombuffer(answer.content[int(answer.headers[length]) :], np.float32), row * 2)
+
+    with ThreadPoolExecutor(16) as askers:
+        assert all(askers.map(doubled, range(200)))
+    found = httpx.get(f"{served.url}/v2/models/wide/stats").json()["model_stats"][0]
+    assert found["execution_count"] < found["inference_count"] == 200
+
+
 def test_a_python_model_learns_where_it_is_and_its_tensors_may_be_there(served: Served) -> None:
     load(served, "told")
     found = outputs(ask(served, "told", ROWS))

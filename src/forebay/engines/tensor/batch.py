@@ -16,10 +16,13 @@ Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 Raises one of `FAILURES`; backends translate their libraries' exceptions.
 """
 
+Join = Callable[[Sequence[Array]], Array]
+"""Arrays → one array, concatenated along the first dimension."""
+
 FAILURES: Final = (RuntimeError, ValueError)
 
 
-def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
+def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run, join: Join = joined) -> Sequence[Response]:
     """One response for each request, in order. `outputs` are all outputs of the model.
 
     If a batch fails, its requests are run one by one, so that one request cannot fail the others.
@@ -28,11 +31,11 @@ def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Se
         return _together(requests, outputs, run)
     groups = _alike(requests)
     if len(groups) == 1:
-        return _of_group(requests, outputs, run)
+        return _of_group(requests, outputs, run, join)
     responses = [Response()] * len(requests)
     for places in groups:
         group = [requests[place] for place in places]
-        for place, response in zip(places, _of_group(group, outputs, run), strict=True):
+        for place, response in zip(places, _of_group(group, outputs, run, join), strict=True):
             responses[place] = response
     return responses
 
@@ -76,11 +79,11 @@ def _same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     return True
 
 
-def _of_group(group: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
+def _of_group(group: Sequence[Request], outputs: Sequence[str], run: Run, join: Join) -> Sequence[Response]:
     first = group[0].inputs
     if len(group) == 1 or not first or not all(array.ndim for array in first.values()):
         return [_alone(request, outputs, run) for request in group]
-    inputs = {name: joined([request.inputs[name] for request in group]) for name in first}
+    inputs = {name: join([request.inputs[name] for request in group]) for name in first}
     sizes = [len(next(iter(request.inputs.values()))) for request in group]
     wanted = [request.wanted for request in group]
     return _together(Stack(inputs, sizes, wanted, lambda place, _: group[place]), outputs, run)

@@ -12,7 +12,7 @@ import numpy as np
 from forebay.core.serving.config import VARIABLE, BatchKind, ModelConfig
 from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, joined
-from forebay.engines.tensor.batch import FAILURES, Run
+from forebay.engines.tensor.batch import FAILURES, Join, Run
 from forebay.engines.tensor.protocol import Array, Request, Response, failed
 
 Shape = tuple[int, ...]
@@ -21,7 +21,8 @@ Shape = tuple[int, ...]
 class Ragged:
     """Builds a model's batches according to its configuration."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, join: Join = joined) -> None:
+        self._join = join
         self._made = config.batch_inputs
         self._flat = frozenset(spec.name for spec in config.inputs if spec.allow_ragged and config.max_batch)
         self._scattered = config.scattered
@@ -31,7 +32,7 @@ class Ragged:
     def execute(self, requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
         """One response for each request, in order, as in `batch.execute`."""
         if self._plain:
-            return batch.execute(requests, outputs, run)
+            return batch.execute(requests, outputs, run, self._join)
         whole = list(requests)
         responses = [Response()] * len(whole)
         for places in self._alike(whole):
@@ -68,7 +69,7 @@ class Ragged:
         feed = {}
         for name in group[0].inputs:
             arrays = [request.inputs[name] for request in group]
-            feed[name] = joined([array.reshape(-1) for array in arrays] if name in self._flat else arrays)
+            feed[name] = self._join([array.reshape(-1) for array in arrays] if name in self._flat else arrays)
         for made in self._made:
             array = _MAKERS[made.kind](_shapes(group, made.source))
             feed |= dict.fromkeys(made.targets, np.ascontiguousarray(array, DTYPES[made.datatype]))

@@ -9,7 +9,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from forebay.core.serving.config import VARIABLE, Datatype, InstanceKind, ModelConfig, TensorSpec
-from forebay.engines.tensor.arrays import as_bytes, as_text, mismatch
+from forebay.engines.tensor.arrays import as_bytes, as_text, joined, mismatch
 from forebay.engines.tensor.gpus import memory_fraction, on_gpu
 from forebay.engines.tensor.protocol import (
     Array,
@@ -41,6 +41,9 @@ UNPACKED_BYTES_MAX: Final = 256 << 20
 """Limit of compressed data in an archive. PyTorch compresses only code; a zip bomb would exhaust the memory."""
 WEIGHTS_ONLY: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """PyTorch's own switch: anything that it unpickles must contain only tensors."""
+
+LOCKED_BYTES_MIN: Final = 1 << 20
+"""Batches from this size on are copied to and from a GPU through page-locked memory."""
 
 DATATYPES: Final = {
     torch.bool: Datatype.BOOL,
@@ -66,10 +69,10 @@ class TorchBackend:
     """A module; its inputs and outputs are mapped by Triton's rules (README of its PyTorch backend)."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
-        self._ragged = Ragged(config)
         file = _file(config, folder)
         torch.set_num_threads(_threads(config))
         device = _device(config, instance)
+        self._ragged = Ragged(config, joined if device is None or device.type != "cuda" else _locked)
         self._device, self._streams = device or torch.device("cpu"), _Streams(device)
         # inputs may be read-only, and models that write to them do so at their own risk
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -121,7 +124,7 @@ class TorchBackend:
                 raise BadInput(f"input '{name}': PyTorch takes strings in one dimension, not {list(array.shape)}")
             return as_text(array, name).ravel().tolist()
         tensor = torch.from_numpy(array)
-        return (tensor.view(torch.bfloat16) if name in self._bf16 else tensor).to(self._device)
+        return (tensor.view(torch.bfloat16) if name in self._bf16 else tensor).to(self._device, non_blocking=True)
 
     def _output(self, name: str, found: Mapping[str | int, Any]) -> Array:
         place = name if name in found else self._places(name)
@@ -144,13 +147,24 @@ class _Streams:
         self._mine = threading.local()
 
     def own(self) -> AbstractContextManager[object]:
-        """Work of the calling thread within this context goes to its own stream."""
+        """Work of the calling thread within this context goes to its own stream, and is done at its end."""
         if self._device is None or self._device.type != "cuda":
             return nullcontext()
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._device)
-        within: AbstractContextManager[object] = torch.cuda.stream(self._mine.stream)
-        return within
+        return _until_done(self._mine.stream)
+
+
+@contextmanager
+def _until_done(stream: torch.cuda.Stream) -> Iterator[None]:
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # the first error is the one to tell
+                stream.synchronize()
+            raise
+        stream.synchronize()  # inputs may be on their way until now, and their memory is others' afterwards
 
 
 def _device(config: ModelConfig, instance: int) -> torch.device | None:
@@ -356,11 +370,38 @@ def _array(value: Any) -> Array:
         return as_bytes(np.array(value, object))
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"the model has returned {type(value).__name__} where a tensor or a list of str is expected")
-    tensor = value.detach().cpu().contiguous()
+    tensor = _on_cpu(value.detach()).contiguous()
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)
     found: Array = tensor.numpy()
     return found
+
+
+def _locked(parts: Sequence[Array]) -> Array:
+    """Concatenate along the first dimension, if it is large in page-locked memory: a GPU reads it there itself.
+
+    From other memory the driver copies it once more, on the CPU. PyTorch keeps page-locked memory for reuse.
+    """
+    first, size = parts[0], sum(part.nbytes for part in parts)
+    if len(parts) == 1 or size < LOCKED_BYTES_MIN or first.dtype.hasobject:
+        return joined(parts)
+    try:
+        room: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError:  # there is none left
+        return joined(parts)
+    rows = sum(len(part) for part in parts)
+    return np.concatenate(parts, out=room.view(first.dtype).reshape(rows, *first.shape[1:]))
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on a GPU, if it is large in page-locked memory; others as they are."""
+    if tensor.device.type != "cuda" or tensor.nbytes < LOCKED_BYTES_MIN:
+        return tensor.cpu()
+    try:
+        room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:  # there is no page-locked memory left
+        return tensor.cpu()
+    return room.copy_(tensor)
 
 
 def _threads(config: ModelConfig) -> int:
