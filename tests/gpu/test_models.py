@@ -154,10 +154,11 @@ def test_a_process_that_is_killed_in_the_middle_gives_its_memory_back_and_is_rep
     served: Served, repository: Path
 ) -> None:
     load(served, "busy")
-    file = repository / "busy/1/pid"
+    file, begun = repository / "busy/1/pid", repository / "busy/1/begun"
     first = file.read_text()
     with ThreadPoolExecutor(1) as askers:
         asked = askers.submit(ask, served, "busy", ROWS[:1])
+        wait_for("it has begun", lambda: begun.exists() and begun.read_text())
         wait_for("it computes", lambda: _reading().duty)
         os.kill(int(first), signal.SIGKILL)
         assert asked.result().status_code == 503

@@ -24,11 +24,13 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("gateway/results.json", gateway.goals),
     ("gateway/elsewhere.json", gateway.elsewhere),
     ("gateway/slow.json", gateway.elsewhere),
+    ("gateway/xeon.json", gateway.elsewhere),
     ("gateway/behaviour.json", gateway.behaviour),
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
     ("server/elsewhere.json", server.elsewhere),
+    ("server/xeon.json", server.elsewhere),
     ("gpu/results.json", gpu.tables),
 )
 INTRODUCTION: Final = """# Benchmarks
