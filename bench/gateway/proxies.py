@@ -6,6 +6,7 @@ bench/.venvs.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from forebay.registry.keys import change_keys
 
 COMPILED: Final = Path(__file__).parents[2] / "build" / "compiled"
 """Forebay as `make wheel` builds it: what production runs, as the peers are compiled too."""
+BEFORE: Final = os.environ.get("BENCH_BEFORE", "")
+"""Another build of it, such as the `build/compiled` of an older commit: then it is a proxy, `forebay_before`."""
 VENVS: Final = Path(__file__).parents[1] / ".venvs"
 PEERS: Final = {
     "smg": "smg==1.13.0",
@@ -162,6 +165,11 @@ def _forebay(folder: Path, port: int) -> list[str]:
     return _gateway(folder, port, Policy.CPR, RecordsSpec(str(folder / "records")), tenancy)
 
 
+def _forebay_before(folder: Path, port: int) -> list[str]:
+    """Everything on, as an older build has it."""
+    return ["env", f"PYTHONPATH={BEFORE}", *_forebay(folder, port)[2:]]
+
+
 def _forebay_lean(folder: Path, port: int) -> list[str]:
     """The same without keys and records, counting requests: what the peers are set up to do."""
     return _gateway(folder, port, Policy.LEAST_REQUESTS, None, None)
@@ -197,6 +205,7 @@ def _gateway(
 
 PROXIES: Final[dict[str, Callable[[Path, int], list[str]]]] = {
     "forebay": _forebay,
+    **({"forebay_before": _forebay_before} if BEFORE else {}),
     "forebay_lean": _forebay_lean,
     "forebay_interpreted": _forebay_interpreted,
     "smg": _smg,

@@ -25,6 +25,10 @@ rotated from round to round: what is compared is measured within half a minute, 
 and clocks changes with the minutes. (LiteLLM has a load of its own, and is alone.) A goal is held against the median
 of the ratios of neighbours; figures are medians, too. Both go to results.json, and a picture to docs/. Three rounds
 take about 45 minutes.
+`BENCH_BEFORE=FOLDER` adds another build of Forebay, an older commit's `build/compiled`, to be compared with this one:
+
+    BENCH_BEFORE=FOLDER python bench/gateway/run.py --only forebay,forebay_before --output since.json
+
 `--quick` shows in six minutes that every proxy answers everything; its figures are worth nothing and are not kept.
 """
 
@@ -51,6 +55,7 @@ from proxies import KEY, MOCK_PORT, PROXIES, PROXY_PORT, REPLICAS, install, vers
 from forebay.wire.transcript import Transcript
 
 HERE: Final = Path(__file__).parent
+RESULTS: Final = HERE / "results.json"
 CHART: Final = HERE.parents[1] / "docs/gateway-bench.svg"
 CORES: Final = Cores(0, 1)
 """Of the proxy, and of model server and load generator."""
@@ -287,8 +292,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=2.0, help="counted seconds of each scenario")
     parser.add_argument("--only", default=",".join(PROXIES))
-    parser.add_argument("--output", type=Path, default=HERE / "results.json")
-    parser.add_argument("--chart", type=Path, default=CHART)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--chart", type=Path, help="default: the one of docs/, if these are the results")
     parser.add_argument("--cores", type=cores, default=CORES, metavar="A,B", help="of the proxy, and of its load")
     parser.add_argument("--quick", action="store_true", help="one round of short windows; writes nothing")
     options = parser.parse_args()
@@ -306,9 +311,10 @@ def main() -> None:
     print(json.dumps(found["goals"], indent=1))
     if not options.quick:
         options.output.write_text(json.dumps(found, indent=1) + "\n")
-        from chart import draw
+        if options.chart or options.output == RESULTS:
+            from chart import draw
 
-        draw(options.output, options.chart)
+            draw(options.output, options.chart or CHART)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,14 @@ def test_goals_are_shown_met_missed_and_not_measured(tmp_path: Path) -> None:
     assert "| g | ≤ 1/150 | 1/70 | - | **missed** |" in block
     assert "| g | ≤ 10 | - | 9 | not measured |" in block
 
+    later = goal(1.05, True, True, 0.99, 0.98) | {"goal": f"g {gateway.BUILD_BEFORE}"}
+    write(tmp_path / "gateway/since.json", {**result, "goals": [*goals, later]})
+    block = page.benchmarks(tmp_path)
+
+    assert (
+        "| goal | at most | forebay | met |\n| --- | --- | --- | --- |\n| g vs the build before | ≤ 1.05x | " in block
+    )
+
 
 def test_goal_that_a_bare_relay_misses_too_is_marked(tmp_path: Path) -> None:
     def goal(name: str, ours: float, relay: float | None) -> dict[str, object]:

@@ -7,6 +7,8 @@ import msgspec
 
 from forebay.cli.measured.tables import Table, figure, machine, shown
 
+BUILD_BEFORE: Final = "vs the build before"
+"""So the goals end that hold a build against an older one."""
 NOTES: Final = {
     "forebay": "`forebay` has everything on: keys and limits, congestion-priced routing, decision records, "
     "audit log, usage ledger.",
@@ -149,6 +151,16 @@ def elsewhere(document: bytes) -> list[Table]:
     where = ", ".join(filter(None, (machine(result.machine, result.rounds), result.beside)))
     event = figure(result.figures["nginx"]["event_64x1ms"]["cpu_us"])
     return _goals(result, f"**The same on another machine** ({where}; nginx needs {event} µs per event there):")
+
+
+def since(document: bytes) -> list[Table]:
+    """A later build beside the measured one. Raises `msgspec.MsgspecError` for other documents."""
+    result = msgspec.json.decode(document, type=_Result)
+    result.figures, result.goals = {}, [goal for goal in result.goals if goal.goal.endswith(BUILD_BEFORE)]
+    for goal in result.goals:
+        goal.values = {"forebay": goal.values.get("forebay")}
+    where = machine(result.machine, result.rounds)
+    return _goals(result, f"**The code since these figures beside the code that was measured** ({where}):")
 
 
 def _goals(result: _Result, title: str) -> list[Table]:

@@ -22,6 +22,7 @@ SUMMARY: Final[tuple[tuple[str, Reader], ...]] = (
 ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("gateway/results.json", gateway.costs),
     ("gateway/results.json", gateway.goals),
+    ("gateway/since.json", gateway.since),
     ("gateway/elsewhere.json", gateway.elsewhere),
     ("gateway/slow.json", gateway.elsewhere),
     ("gateway/xeon.json", gateway.elsewhere),
