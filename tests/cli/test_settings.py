@@ -48,7 +48,7 @@ def test_invalid_variable_is_reported_like_an_invalid_file() -> None:
 
 
 def test_all_problems_are_in_one_message() -> None:
-    with pytest.raises(UserError, match="3 problems; nothing was started") as refusal:
+    with pytest.raises(UserError, match="3 problems; nothing was done") as refusal:
         load_cluster(demo_file(), ["gateway.port=x", "admin.port=0", "models[0].replicas=none"], {})
 
     for path in ("gateway.port", "admin.port", "models[0].replicas"):

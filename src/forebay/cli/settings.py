@@ -127,7 +127,7 @@ def load_cluster(
     environ: Mapping[str, str],
     *,
     to_run: bool = False,
-    otherwise: str = "nothing was started",
+    otherwise: str = "",
 ) -> "Cluster":
     """The cluster of a file, with environment variables and `--set` applied. Raises `UserError` with all problems."""
     overrides = {**variable_overrides(environ), **set_overrides(assignments)}
@@ -135,7 +135,7 @@ def load_cluster(
 
 
 def parse_cluster(
-    file: FileText, overrides: Mapping[str, str], *, to_run: bool = False, otherwise: str = "nothing was started"
+    file: FileText, overrides: Mapping[str, str], *, to_run: bool = False, otherwise: str = ""
 ) -> "Cluster":
     """Parse a cluster file. `to_run`: the certificate that it names must be valid too.
 
@@ -147,4 +147,4 @@ def parse_cluster(
     try:
         return clusterfile.load(file.text, file.name, overrides, look=tls.conflicts if to_run else lambda _: ())
     except clusterfile.ClusterFileError as error:
-        raise UserError(error.listing(otherwise)) from None
+        raise UserError(error.listing(otherwise or f"nothing was {'started' if to_run else 'done'}")) from None
