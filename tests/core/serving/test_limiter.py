@@ -85,8 +85,11 @@ def test_a_large_claim_is_not_starved_and_blocks_only_its_competitors() -> None:
 def test_an_instance_that_could_never_run_is_refused(amounts: list[Amount], text: str | None) -> None:
     limiter: Limiter[str] = Limiter(amounts)
     if text is None:
+        limiter.check(one(4))
         limiter.add("a", one(4))
         return
+    with pytest.raises(Refused) as caught:
+        limiter.check(one(4))
     with pytest.raises(Refused) as caught:
         limiter.add("a", one(4))
     assert caught.value.kind is Kind.INVALID_ARGUMENT

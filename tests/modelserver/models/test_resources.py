@@ -216,6 +216,35 @@ def test_rate_limiter_shares_a_resource_between_instances(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("sequences", ["", "sequence_batching { }"])
+def test_instances_that_could_never_run_are_rejected_and_those_of_before_go_on(
+    tmp_path: Path, sequences: str
+) -> None:
+    def group(count: int, needs: int) -> str:
+        limiter = f'rate_limiter {{ resources {{ name: "R" count: {needs} }} }}'
+        return config(f"{sequences} instance_group {{ count: {count} kind: KIND_CPU {limiter} }}")
+
+    root = write(tmp_path / "r", "a", group(2, 2))
+    flags = {"sequence_id": 1, "sequence_start": True, "sequence_end": True} if sequences else {}
+
+    async def main() -> None:
+        async with serving(root, startup=("a",), limited=True, amounts=(Amount("R", 2),)) as server:
+            before = server.pids("a")
+            for count in (1, 3):
+                write(root, "a", group(count, 3), versions=())
+                with pytest.raises(Refused, match="minimum required count is 3"):
+                    await server.load("a", {})
+                assert [await server.numbers("a", ONE, **flags) for _ in range(3)] == [[[1.0]]] * 3
+                assert server.view("a", "").document["instance_group"][0]["count"] == 2
+                assert server.pids("a") == before
+            write(root, "a", group(1, 1), versions=())
+            await server.load("a", {})
+            await until("there is one", lambda: len(server.pids("a")) == 1)
+            assert await server.numbers("a", ONE, **flags) == [[1.0]]
+
+    asyncio.run(main())
+
+
 def test_onnx_instances_share_a_process_and_run_concurrently(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT

@@ -67,10 +67,14 @@ class Limiter(Generic[K]):
     def add(self, key: K, resources: Sequence[Resource], device: int = 0, priority: int = 0) -> None:
         """Add an instance. Raises Refused (INVALID_ARGUMENT, Triton's texts) if it could never run."""
         assert key not in self._instances, f"{key} was already added"
-        needs = {(None if each.is_global else device, each.name): each.count for each in resources if each.count}
+        needs = _needs(resources, device)
         limits = self._limits_with(needs)
         self._instances[key] = _Instance(key, needs, max(1, priority))
         self._limits = limits
+
+    def check(self, resources: Sequence[Resource], device: int = 0) -> None:
+        """Raises `Refused`, as `add` would, if an instance with these could never run beside the others."""
+        self._limits_with(_needs(resources, device))
 
     def remove(self, key: K) -> None:
         """Remove an instance and free what it holds. Unknown ones are ignored."""
@@ -168,3 +172,7 @@ class Limiter(Generic[K]):
             ),
             default=0,
         )
+
+
+def _needs(resources: Sequence[Resource], device: int) -> dict[Place, int]:
+    return {(None if each.is_global else device, each.name): each.count for each in resources if each.count}

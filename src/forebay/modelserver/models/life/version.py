@@ -224,15 +224,13 @@ class Version:
             self.reason = UNLOADED
 
     async def adopt(self, described: Described) -> None:
-        """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`.
-
-        Fewer instances of a model with sequences: the last ones go when theirs have ended, which may be long after.
-        """
+        """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`."""
         process, runner, instances = self._process, self._runner, described.config.instances
         scales = process is not None and instances != self.config.instances
-        leaving = scales and isinstance(runner, SequenceScheduler)
-        if process is not None and leaving:
-            leaving = described.config.instance_count <= process.instances
+        if scales and self._resources is not None:
+            self._resources.check(instances)
+        fewer = process is not None and described.config.instance_count <= process.instances
+        leaving = scales and fewer and isinstance(runner, SequenceScheduler)
         if process is not None and scales and not leaving:
             try:
                 await process.set_instances(placements(described.config, self._context.options))
@@ -249,15 +247,17 @@ class Version:
             await self._resized(process)
 
     async def _shrink(self, process: ModelProcess, runner: SequenceScheduler) -> None:
-        """Remove the instances that are too many, once their sequences have ended."""
+        """Remove the instances that are too many once their sequences have ended, which may be long after."""
         await runner.left()
         if process.instances <= self.config.instance_count:
             return  # they are wanted again
         try:
             await process.set_instances(placements(self.config, self._context.options))
+            await self._resized(process)
         except GaveUp:  # it has been stopped meanwhile
             return
-        await self._resized(process)
+        except Refused as refused:  # another model has come that needs the resources in another way
+            self._log.error("instances keep their resources", reason=refused.text)
 
     async def _resized(self, process: ModelProcess) -> None:
         if self._runner is not None and self._resources is not None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from forebay.core.serving.config import InstanceGroup, Resource
+from forebay.core.serving.errors import Refused
 from forebay.core.serving.limiter import Amount, Limiter
 
 
@@ -32,6 +33,10 @@ class RateLimiter:
         """Register an instance. Raises `Refused` if the resources can never suffice."""
         self._limiter.add(key, resources, device, priority)
         self._grant()
+
+    def check(self, resources: Sequence[Resource], device: int) -> None:
+        """Raises `Refused`, as `add` would, if the resources can never suffice."""
+        self._limiter.check(resources, device)
 
     def remove(self, key: Key) -> None:
         """Unregister an instance and release what it holds."""
@@ -74,22 +79,40 @@ class InstanceResources:
         self._wake = wake
         self._owner = rate_limiter.new_owner() if rate_limiter is not None else 0
         self._registered = 0
+        self._groups: tuple[InstanceGroup, ...] = ()
 
     @property
     def scarce(self) -> bool:
         """Whether instances may have to wait for resources."""
         return self._rate_limiter is not None
 
+    def check(self, groups: Iterable[InstanceGroup]) -> None:
+        """Raises `Refused` if an instance of these groups could never run."""
+        if self._rate_limiter is not None:
+            for group in groups:
+                for device in group.gpus or (0,):
+                    self._rate_limiter.check(group.resources, device)
+
     def set(self, groups: Iterable[InstanceGroup]) -> None:
-        """Register the instances of these groups. Raises `Refused` if one could never run."""
+        """Register the instances of these groups. Raises `Refused`, with those of before, if one could never run."""
         if self._rate_limiter is None:
             return
+        before, self._groups = self._groups, tuple(groups)
         self.close()
-        for group in groups:
+        try:
+            self._register(self._rate_limiter)
+        except Refused:
+            self.close()
+            self._groups = before
+            self._register(self._rate_limiter)
+            raise
+
+    def _register(self, rate_limiter: RateLimiter) -> None:
+        for group in self._groups:
             for device in group.gpus or (0,):
                 for _ in range(group.count):
                     key = Key(self._owner, self._registered)
-                    self._rate_limiter.add(key, group.resources, device, group.priority)
+                    rate_limiter.add(key, group.resources, device, group.priority)
                     self._registered += 1
 
     def close(self) -> None:
