@@ -245,6 +245,24 @@ def test_instances_that_could_never_run_are_rejected_and_those_of_before_go_on(
     asyncio.run(main())
 
 
+def test_a_sleeping_model_does_not_get_instances_that_could_never_run(tmp_path: Path) -> None:
+    group = 'instance_group { kind: KIND_CPU rate_limiter { resources { name: "R" count: 2 } } }'
+    for name in ("a", "b"):
+        write(tmp_path, name, config(group), HEAVY)
+
+    async def main() -> None:
+        limits = {"memory_bytes": 250 * MIB, "limited": True, "amounts": (Amount("R", 2),)}
+        async with serving(tmp_path, startup=("a",), **limits) as server:
+            await server.load("b", {})
+            assert server.pids("a") == []
+            write(tmp_path, "a", config(group.replace("count: 2", "count: 3")), versions=())
+            with pytest.raises(Refused, match="minimum required count is 3"):
+                await server.load("a", {})
+            assert await server.numbers("a", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
 def test_onnx_instances_share_a_process_and_run_concurrently(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT

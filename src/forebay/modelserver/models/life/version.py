@@ -227,8 +227,8 @@ class Version:
         """Apply a configuration that differs only in `ADOPTED` while requests go on. Raises `Refused`."""
         process, runner, instances = self._process, self._runner, described.config.instances
         scales = process is not None and instances != self.config.instances
-        if scales and self._resources is not None:
-            self._resources.check(instances)
+        if self._context.rate_limiter is not None and instances != self.config.instances:
+            self._context.rate_limiter.check(instances)
         fewer = process is not None and described.config.instance_count <= process.instances
         leaving = scales and fewer and isinstance(runner, SequenceScheduler)
         if process is not None and scales and not leaving:

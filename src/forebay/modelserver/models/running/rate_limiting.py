@@ -34,9 +34,11 @@ class RateLimiter:
         self._limiter.add(key, resources, device, priority)
         self._grant()
 
-    def check(self, resources: Sequence[Resource], device: int) -> None:
-        """Raises `Refused`, as `add` would, if the resources can never suffice."""
-        self._limiter.check(resources, device)
+    def check(self, groups: Iterable[InstanceGroup]) -> None:
+        """Raises `Refused`, as `add` would, if an instance of these groups could never run."""
+        for group in groups:
+            for device in group.gpus or (0,):
+                self._limiter.check(group.resources, device)
 
     def remove(self, key: Key) -> None:
         """Unregister an instance and release what it holds."""
@@ -85,13 +87,6 @@ class InstanceResources:
     def scarce(self) -> bool:
         """Whether instances may have to wait for resources."""
         return self._rate_limiter is not None
-
-    def check(self, groups: Iterable[InstanceGroup]) -> None:
-        """Raises `Refused` if an instance of these groups could never run."""
-        if self._rate_limiter is not None:
-            for group in groups:
-                for device in group.gpus or (0,):
-                    self._rate_limiter.check(group.resources, device)
 
     def set(self, groups: Iterable[InstanceGroup]) -> None:
         """Register the instances of these groups. Raises `Refused`, with those of before, if one could never run."""
