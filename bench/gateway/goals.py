@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.cli.measured.gateway import BUILD_BEFORE
+
 Figures = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]
 """Proxy → scenario → the figures of each time that it was measured."""
 OURS: Final = ("forebay", "forebay_lean", "forebay_interpreted")
@@ -56,7 +58,7 @@ GOALS: Final = (
 )
 BEFORE: Final = "forebay_before"
 SINCE: Final = tuple(
-    Goal(f"{text} vs the build before", scenario, figure, 1.05, BEFORE)
+    Goal(f"{text} {BUILD_BEFORE}", scenario, figure, 1.05, BEFORE)
     for text, scenario, figure in (
         ("CPU per 1 KB request", "request_1k", "cpu_us"),
         ("CPU per 32 KB request", "request_32k", "cpu_us"),

@@ -85,11 +85,11 @@ def test_a_large_claim_is_not_starved_and_blocks_only_its_competitors() -> None:
 def test_an_instance_that_could_never_run_is_refused(amounts: list[Amount], text: str | None) -> None:
     limiter: Limiter[str] = Limiter(amounts)
     if text is None:
-        limiter.check(one(4))
+        limiter.check([(one(4), 0)])
         limiter.add("a", one(4))
         return
     with pytest.raises(Refused) as caught:
-        limiter.check(one(4))
+        limiter.check([(one(1), 0), (one(4), 0), (one(2), 0)])
     with pytest.raises(Refused) as caught:
         limiter.add("a", one(4))
     assert caught.value.kind is Kind.INVALID_ARGUMENT
@@ -132,6 +132,9 @@ def test_resource_declared_both_global_and_per_device_is_rejected() -> None:
     limiter.add("a", one(1))
     with pytest.raises(Refused, match='Resource "R" is present as both global and device-specific resource in the'):
         limiter.add("b", one(1, is_global=True))
+    with pytest.raises(Refused, match="both global and device-specific"):
+        limiter.check([(one(1, is_global=True), 0)])
+    limiter.check([(one(1, is_global=True), 0)], instead_of={"a"})
     limiter.remove("a")
     limiter.add("b", one(1, is_global=True))
 

@@ -237,7 +237,7 @@ def test_instances_that_could_never_run_are_rejected_and_those_of_before_go_on(
                 assert [await server.numbers("a", ONE, **flags) for _ in range(3)] == [[[1.0]]] * 3
                 assert server.view("a", "").document["instance_group"][0]["count"] == 2
                 assert server.pids("a") == before
-            write(root, "a", group(1, 1), versions=())
+            write(root, "a", group(1, 1).replace("count: 1 }", "count: 1 global: true }"), versions=())
             await server.load("a", {})
             await until("there is one", lambda: len(server.pids("a")) == 1)
             assert await server.numbers("a", ONE, **flags) == [[1.0]]

@@ -140,16 +140,16 @@ def _watched(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> 
 
 def _documents(found: Rollouts, look: Callable[[], Rollouts]) -> NoReturn:
     """Print a line of JSON for every look; why there is none goes to standard error."""
+    seen: Rollouts | None = found
     while True:
-        print(msgspec.json.encode(found).decode(), flush=True)
+        if seen is not None:
+            print(msgspec.json.encode(seen).decode(), flush=True)
         clock.sleep(REFRESH_S)
-        while True:
-            try:
-                found = look()
-                break
-            except UserError as error:  # control may be restarting
-                print(error, file=sys.stderr)
-                clock.sleep(REFRESH_S)
+        try:
+            seen = look()
+        except UserError as error:  # control may be restarting
+            seen = None
+            print(error, file=sys.stderr)
 
 
 def _logged(found: Rollouts, look: Callable[[], Rollouts], screen: Console) -> NoReturn:

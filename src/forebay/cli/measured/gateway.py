@@ -148,7 +148,7 @@ def goals(document: bytes) -> list[Table]:
 def elsewhere(document: bytes) -> list[Table]:
     """The goals on a machine with a slower kernel. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
-    where = ", ".join(filter(None, (machine(result.machine, result.rounds), result.beside)))
+    where = machine(result.machine, result.rounds, result.beside)
     event = figure(result.figures["nginx"]["event_64x1ms"]["cpu_us"])
     return _goals(result, f"**The same on another machine** ({where}; nginx needs {event} µs per event there):")
 

@@ -87,7 +87,7 @@ def tables(document: bytes) -> list[Table]:
 def elsewhere(document: bytes) -> list[Table]:
     """The goals on a machine that runs the models slower. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
-    where = ", ".join(filter(None, (machine(result.machine, result.rounds), result.beside)))
+    where = machine(result.machine, result.rounds, result.beside)
     bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
     return [

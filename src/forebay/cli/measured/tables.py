@@ -18,11 +18,12 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
-def machine(described: Mapping[str, int | str], rounds: int) -> str:
-    """The machine, and the number of rounds."""
+def machine(described: Mapping[str, int | str], rounds: int, beside: str = "") -> str:
+    """The machine, the number of rounds, and what else ran meanwhile."""
     often = "one round" if rounds == 1 else f"median of {rounds} rounds"
     processor = f" of {described['processor']}" if described.get("processor") else ""
-    return f"{described['cpus']} cores{processor}, Python {described['python']}, {often}"
+    others = f", {beside}" if beside else ""
+    return f"{described['cpus']} cores{processor}, Python {described['python']}, {often}{others}"
 
 
 def shown(name: str) -> str:

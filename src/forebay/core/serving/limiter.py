@@ -5,7 +5,7 @@ resources blocks only those that need the same ones, and a late starter does not
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -72,9 +72,16 @@ class Limiter(Generic[K]):
         self._instances[key] = _Instance(key, needs, max(1, priority))
         self._limits = limits
 
-    def check(self, resources: Sequence[Resource], device: int = 0) -> None:
-        """Raises `Refused`, as `add` would, if an instance with these could never run beside the others."""
-        self._limits_with(_needs(resources, device))
+    def check(self, wanted: Iterable[tuple[Sequence[Resource], int]], instead_of: Collection[K] = ()) -> None:
+        """Raises `Refused`, as `add` would, if instances with these resources and devices could never all be added.
+
+        `instead_of`: those that they would replace.
+        """
+        most: dict[Place, int] = {}
+        for resources, device in wanted:
+            for place, count in _needs(resources, device).items():
+                most[place] = max(most.get(place, 0), count)
+        self._limits_with(most, instead_of)
 
     def remove(self, key: K) -> None:
         """Remove an instance and free what it holds. Unknown ones are ignored."""
@@ -139,9 +146,9 @@ class Limiter(Generic[K]):
         instance.waits = False
         instance.runs = True
 
-    def _limits_with(self, needs: dict[Place, int]) -> dict[Place, int]:
+    def _limits_with(self, needs: dict[Place, int], without: Collection[K] = ()) -> dict[Place, int]:
         most = dict(needs)
-        for instance in self._instances.values():
+        for instance in [each for key, each in self._instances.items() if key not in without]:
             for place, count in instance.needs.items():
                 most[place] = max(most.get(place, 0), count)
         both = sorted({name for device, name in most if device is not None and (None, name) in most})

@@ -228,7 +228,7 @@ class Version:
         process, runner, instances = self._process, self._runner, described.config.instances
         scales = process is not None and instances != self.config.instances
         if self._context.rate_limiter is not None and instances != self.config.instances:
-            self._context.rate_limiter.check(instances)
+            self._context.rate_limiter.check(instances, self._resources.keys if self._resources is not None else ())
         fewer = process is not None and described.config.instance_count <= process.instances
         leaving = scales and fewer and isinstance(runner, SequenceScheduler)
         if process is not None and scales and not leaving:

@@ -1,6 +1,6 @@
 """Admission of instances that share resources: the rate limiter applied to real instances."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from forebay.core.serving.config import InstanceGroup, Resource
@@ -34,11 +34,10 @@ class RateLimiter:
         self._limiter.add(key, resources, device, priority)
         self._grant()
 
-    def check(self, groups: Iterable[InstanceGroup]) -> None:
-        """Raises `Refused`, as `add` would, if an instance of these groups could never run."""
-        for group in groups:
-            for device in group.gpus or (0,):
-                self._limiter.check(group.resources, device)
+    def check(self, groups: Iterable[InstanceGroup], instead_of: Collection[Key] = ()) -> None:
+        """Raises `Refused`, as `add` would, if an instance of these groups could never run in place of others."""
+        wanted = [(group.resources, device) for group in groups for device in group.gpus or (0,)]
+        self._limiter.check(wanted, instead_of)
 
     def remove(self, key: Key) -> None:
         """Unregister an instance and release what it holds."""
@@ -87,6 +86,11 @@ class InstanceResources:
     def scarce(self) -> bool:
         """Whether instances may have to wait for resources."""
         return self._rate_limiter is not None
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The instances that are registered."""
+        return frozenset(Key(self._owner, instance) for instance in range(self._registered))
 
     def set(self, groups: Iterable[InstanceGroup]) -> None:
         """Register the instances of these groups. Raises `Refused`, with those of before, if one could never run."""
