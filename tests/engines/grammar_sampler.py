@@ -10,6 +10,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[a-z][a-z0-9]*|\{\d
 _REPEATS = {"*": (0, None), "?": (0, 1), "+": (1, None)}
 _DEEP = 30
 _MORE_MAX = 3
+_DRAWS_MAX = 5_000
+"""With so many rules drawn, the rest of a text is as short as it may be: what repeats itself can grow without end."""
 _SAMPLE_CHARS = [chr(code) for code in (*range(32, 127), 0xE9, 0x1F30A)]
 
 
@@ -20,6 +22,7 @@ class Grammar:
 
     rules: dict[str, Any] = field(default_factory=dict)
     heights: dict[str, float] = field(default_factory=dict)
+    _draws: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "Grammar":
@@ -40,6 +43,7 @@ class Grammar:
         return grammar
 
     def sample(self, rng: Random) -> str:
+        self._draws = 0
         return self._draw(self.rules["root"], rng, 0)
 
     def _height(self, node: Any) -> float:
@@ -61,7 +65,8 @@ class Grammar:
             case ("class", chars):
                 return str(rng.choice(chars))
             case ("rule", name):
-                return self._draw(self.rules[name], rng, depth + 1)
+                self._draws += 1
+                return self._draw(self.rules[name], rng, depth + 1 if self._draws < _DRAWS_MAX else _DEEP + 1)
             case ("all", parts):
                 return "".join(self._draw(each, rng, depth) for each in parts)
             case ("one", parts):

@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from forebay.cli.build import Parts, build, prepare_models
+from forebay.cli.build import Parts, build
 from forebay.cli.doctor import check_certificate
+from forebay.cli.registry.artifacts import prepare_models
 from forebay.cli.registry.opening import forget, store_of
 from forebay.cli.running.address import Holder, admin_url
 from forebay.cli.running.several import Several

@@ -14,9 +14,9 @@ from click.testing import Result
 from onnx.helper import make_graph, make_model
 from typer.testing import CliRunner
 
-from forebay.cli.build import prepare_models
 from forebay.cli.main import app
 from forebay.cli.registry import command
+from forebay.cli.registry.artifacts import prepare_models
 from forebay.cli.registry.opening import forget
 from forebay.cli.settings import UserError, load_cluster, read_file
 from forebay.control.plan import Artifact

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cli.build import prepare_model
+from forebay.cli.registry.artifacts import prepare_model
 from forebay.cli.registry.opening import registry_of
 from forebay.cli.registry.shelf import CatalogueShelf, in_thread, rollouts_of
 from forebay.control.deploying import DeployRefused

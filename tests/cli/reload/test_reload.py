@@ -16,8 +16,8 @@ from tests.cli.conftest import Run
 from tests.control.rig import Rig, controlled
 from tests.control.units import kill_all
 
-from forebay.cli.build import prepare_models
 from forebay.cli.deploy.client import Admin
+from forebay.cli.registry.artifacts import prepare_models
 from forebay.cli.reload import NO_FILE, Reloader
 from forebay.cli.settings import FileText, UserError, parse_cluster
 from forebay.cli.view.reload import reload

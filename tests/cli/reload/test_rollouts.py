@@ -9,7 +9,7 @@ import pytest
 from tests.control.deploying.rig import SWIFT, Rig, controlled
 from tests.control.deploying.world import NEW, FaultyStore, World
 
-from forebay.cli.build import prepare_models
+from forebay.cli.registry.artifacts import prepare_models
 from forebay.cli.reload import UNCHANGED, Reloader
 from forebay.cli.settings import FileText, parse_cluster
 from forebay.control.plan import Plan, make_plan

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.modelserver.replica.models import double, onnx_file
 
-from forebay.cli.build import ENGINE_COMMANDS, prepare_model
+from forebay.cli.build import ENGINE_COMMANDS
+from forebay.cli.registry.artifacts import prepare_model
 from forebay.cli.serve import ModelOptions, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.core.cluster import ModelSettings

@@ -46,7 +46,10 @@ class Rolls:
         self._watch.fewest = REPLICAS
         self._before = set(await asyncio.to_thread(cluster.pids))
         id = await asyncio.to_thread(rolling.deploy, cluster, model, self._new, plan)
-        late = await self._moment(id, moment) in LATE
+        found = await self._moment(id, moment)
+        # whatever ends it before its fault is a finding of its own
+        assert found in (*MOMENTS, "promoted"), (trial, rolling.standing(cluster, id))
+        late = found in LATE
         await self._fault(fault)
         if fault == "kill new":
             late = late or await self._moment(id, moment) in LATE  # it may have gone on just before

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli import settings
-from forebay.cli.build import default_engine
+from forebay.cli.registry.artifacts import default_engine
 from forebay.cli.registry.facts import facts_of
 from forebay.cli.registry.opening import store_of
 from forebay.cli.serve import ModelOptions, cluster_of

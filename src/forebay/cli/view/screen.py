@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from forebay.control.journal import JournalEvent
-from forebay.control.status import Status
 from forebay.core.lifecycle import Event
 from forebay.core.model import ReplicaState
+
+if TYPE_CHECKING:  # commands of the registry, too, show progress, and start without a control plane
+    from forebay.control.journal import JournalEvent
+    from forebay.control.status import Status
 
 PLAIN_EVERY_S = 5.0
 REDRAW_EVERY_S = 0.1
@@ -87,7 +89,7 @@ class Screen:
         if task is not None:
             self._bars.remove_task(task)
 
-    def starting(self, status: Status) -> None:
+    def starting(self, status: "Status") -> None:
         """Show the progress of starting units."""
         if not self._moving:
             return
@@ -97,7 +99,7 @@ class Screen:
             else:
                 self._bar(unit.id, f"{unit.id}: {unit.state}", unit.why, 0, None)
 
-    def event(self, event: JournalEvent) -> None:
+    def event(self, event: "JournalEvent") -> None:
         """Print an event, if it matters."""
         if event.kind == Event.ADOPTED.value:
             self.adopted += 1
