@@ -25,12 +25,12 @@ BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher lo
 CEILINGS: Final = (
     "**Ceilings of the missed throughput goals**: the throughput of a server without any cost of its own, from the "
     "figures above. Its core still runs the model (`bare`) and, over HTTP, reads requests and writes responses "
-    "(`socket`). A goal above its ceiling needs a faster model, not a faster server."
+    "(`socket`). A goal above its ceiling needs a faster model, not a faster server: where a model takes long, the "
+    "cost of serving it matters little, and none is 1.2 times as fast as a server that nearly reaches the runtime."
 )
 TURNS_NOTE: Final = (
     "For throughput, both servers of a pair are loaded at once and have the core in turns of 0.2 s, so that changes "
-    "of the machine's speed favour neither. Where a model takes longer, the cost of serving it matters less: no "
-    "server can be 1.2 times as fast as one that is nearly as fast as the runtime alone."
+    "of the machine's speed favour neither."
 )
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
@@ -63,7 +63,7 @@ class _Result(msgspec.Struct):
     figures: dict[str, dict[str, dict[str, dict[str, float]]]]
     goals: list[_Goal]
     beside: str = ""
-    """What ran on other cores meanwhile."""
+    """What else sets these figures apart."""
 
 
 def tables(document: bytes) -> list[Table]:
@@ -80,18 +80,18 @@ def tables(document: bytes) -> list[Table]:
         for model, servers in result.figures.items()
     ]
     if result.goals:
-        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", P99_NOTE))
+        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", f"{TURNS_NOTE} {P99_NOTE}"))
     return [*made, *_ceilings(result, CEILINGS)]
 
 
 def elsewhere(document: bytes) -> list[Table]:
-    """The goals on a machine that runs the models slower. Raises `msgspec.MsgspecError` for other documents."""
+    """The goals on another machine. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     where = machine(result.machine, result.rounds, result.beside)
     bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
     return [
-        _goals(result.goals, title, TURNS_NOTE),
+        _goals(result.goals, title),
         *_ceilings(result, "**Ceilings of the missed throughput goals there**:"),
     ]
 
