@@ -19,7 +19,7 @@ def figure(value: float) -> str:
 
 
 def machine(described: Mapping[str, int | str], rounds: int, beside: str = "") -> str:
-    """The machine, the number of rounds, and what else ran meanwhile."""
+    """The machine, the number of rounds, and what else sets the figures apart."""
     often = "one round" if rounds == 1 else f"median of {rounds} rounds"
     processor = f" of {described['processor']}" if described.get("processor") else ""
     others = f", {beside}" if beside else ""
