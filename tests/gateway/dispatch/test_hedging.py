@@ -172,6 +172,24 @@ def test_no_hedge_goes_to_a_replica_whose_breaker_is_open(tmp_path: Path) -> Non
     run(main())
 
 
+def test_replica_that_a_hedge_cannot_connect_to_gets_no_more_requests(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = workers = [Worker(silent, f"embed-{n}", "embed") for n in range(2)]
+        async with cluster(tmp_path, *workers, base=EMBED, load_poll_s=NEVER_S) as front:
+            await until(lambda: all(worker.polls for worker in workers))
+            two.server.close()
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(front.ask(ASK))
+                async with asyncio.timeout(10):
+                    while await front.metric('forebay_hedges_total{model="embed",outcome="lost"}') != 1:
+                        await asyncio.sleep(0.005)
+                assert await front.metric(f"forebay_replica_up{{{TWO}}}") == 0
+                embedded(one.requests[0])
+            assert answer.result().status == 200
+
+    run(main())
+
+
 def test_failure_of_both_hedged_attempts_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path) as (front, one, two):

@@ -14,7 +14,7 @@ from forebay.gateway.records import ledger
 from forebay.gateway.records.audit import AuditLog
 from forebay.gateway.records.facts import Used, used
 from forebay.gateway.records.ledger import Ledger, usage
-from forebay.gateway.records.recorder import Recorder
+from forebay.gateway.records.recorder import CHECKPOINT_S, Recorder
 from forebay.gateway.records.saved import DAY_S, day_text
 from forebay.obs import log
 from forebay.wire.records import audit_line
@@ -97,6 +97,22 @@ def test_unreadable_record_files_are_skipped(tmp_path: Path) -> None:
     book.checkpoint(0)
 
     assert [sums.requests for sums in usage(tmp_path, 0).values()] == [1]
+
+
+def test_damaged_usage_file_is_kept_aside_and_reported(tmp_path: Path) -> None:
+    told_of, name = StringIO(), f"usage-{day_text(DAY)}.json"
+    records = Recorder(RecordsSpec(str(tmp_path)), "gateway-0", log.configure(told_of))
+    assert records.start()
+    own = tmp_path / "gateway-0"
+    (own / name).write_text("nonsense")
+    for n in range(2):
+        records.finished(facts(n))
+        records.flush(n * CHECKPOINT_S)
+    records.close()
+
+    assert (own / f"{name}.damaged").read_text() == "nonsense"
+    assert told_of.getvalue().count("could not be read") == 1
+    assert ledger_sums(tmp_path).requests == 2
 
 
 def test_failed_checkpoint_is_reported_and_repeated(tmp_path: Path) -> None:

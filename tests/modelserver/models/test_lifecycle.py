@@ -482,3 +482,15 @@ def test_bare_model_files_hidden_by_a_model_folder_are_logged(tmp_path: Path) ->
         assert told["models"] == ["left"]
 
     asyncio.run(main())
+
+
+def test_pinned_model_in_no_repository_is_logged(tmp_path: Path) -> None:
+    write(tmp_path, "here", config())
+    heard = structlog.testing.LogCapture()
+
+    async def main() -> None:
+        log = structlog.wrap_logger(None, processors=[heard])
+        async with serving(tmp_path, log=log, pinned=frozenset({"here", "hear"})):
+            assert [each["model"] for each in heard.entries if "--pin" in each["event"]] == ["hear"]
+
+    asyncio.run(main())

@@ -26,6 +26,7 @@ from forebay.gateway.records.saved import (
     day_files,
     read_day,
     read_position,
+    take_day,
 )
 from forebay.gateway.records.writer import replace_file
 
@@ -86,6 +87,8 @@ class Ledger:
     """Counts in memory; `checkpoint` saves. Counting works before `start`, which adds what was saved earlier."""
 
     def __init__(self) -> None:
+        self.damaged: list[Path] = []
+        """Where files that could not be parsed were moved, until someone has been told."""
         self._days: dict[int, dict[Key, Tally]] = {}
         self._read: set[int] = set()
         self._dirty: set[int] = set()
@@ -150,7 +153,10 @@ class Ledger:
         for day in sorted(self._dirty):
             rows, path = self._days[day], day_file(self._folder, day)
             if day not in self._read:  # another process, or this one earlier, may have counted on that day
-                for row in read_day(path).rows:
+                before, kept = take_day(path)
+                if kept is not None:
+                    self.damaged.append(kept)
+                for row in before.rows:
                     key = (row.tenant, row.model, row.outcome)
                     (rows.get(key) or _new(rows, key)).add(row)
                 self._read.add(day)

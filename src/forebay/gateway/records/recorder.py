@@ -188,6 +188,9 @@ class Recorder:
             self._tell("usage", error)
         else:
             self._tell("usage", None)
+        while self._ledger.damaged:
+            kept = self._ledger.damaged.pop()
+            self._log.error("the day's usage so far could not be read: counting anew", kept=str(kept))
 
     def _tell(self, name: str, error: OSError | None) -> None:
         """Log when an error begins and ends, not every attempt."""

@@ -16,6 +16,8 @@ from forebay.wire.records import Head
 DAY_S: Final = 86_400
 POSITION: Final = "usage.json"
 PREFIX: Final = "usage-"
+DAMAGED: Final = ".damaged"
+"""Suffix of a day's file that could not be parsed."""
 HEAD: Final = "audit.head"
 HEAD_BYTES_MAX: Final = 4096
 NEIGHBOURS_MAX: Final = 256
@@ -98,8 +100,28 @@ def day_files(folder: Path) -> list[tuple[int, Path]]:
 def read_day(path: Path) -> Day:
     """The content of a day's file; empty if there is none, or it cannot be parsed. Raises OSError."""
     try:
+        return _parse_day(path)
+    except UNREADABLE:
+        return Day()
+
+
+def take_day(path: Path) -> tuple[Day, Path | None]:
+    """`read_day` before the file is replaced. One that cannot be parsed is kept under the name that is returned.
+
+    Raises OSError.
+    """
+    try:
+        return _parse_day(path), None
+    except UNREADABLE:
+        kept = path.with_name(path.name + DAMAGED)
+        path.replace(kept)
+        return Day(), kept
+
+
+def _parse_day(path: Path) -> Day:
+    try:
         return msgspec.json.decode(path.read_bytes(), type=Day)
-    except (FileNotFoundError, *UNREADABLE):
+    except FileNotFoundError:
         return Day()
 
 

@@ -115,6 +115,7 @@ def end_hedge(scheduler: "Scheduler", relay: Relay, won: bool, reason: str, outc
         if reason == HEDGED and relay.served.routes.task is not _CHAT:
             link.breaker.brown_out.note_whole(now - hedge.since, now)  # it would have taken at least this long
     elif reason != HEDGED:
+        link.broke_off(reason, now)
         relay.tried = (*relay.tried, (link.id, link.generation))
     relay.attempts += (Attempt(link.id, hedge.why, reason, now - hedge.since),)
     hedge.give_up()

@@ -116,6 +116,8 @@ class Collection:
         options = self._context.options
         await self._scan()
         self._polled = self._found
+        for name in sorted(options.pinned - self._found.keys()):
+            self._context.log.warning("--pin: no repository has this model yet", model=name)
         names: Iterable[str] = self._found
         if options.control is Control.EXPLICIT and options.startup != ("*",):
             names = options.startup
