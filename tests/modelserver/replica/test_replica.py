@@ -175,7 +175,8 @@ def test_draining_replica_finishes_requests_and_rejects_new_ones_as_retryable(
             async with peer(server.port) as late:
                 late.send(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
                 await late.answer()
-                await server.until(lambda load: load.in_flight > 0)
+                # every one of them has been received, and some may have been answered
+                await server.until(lambda load: load.in_flight + sum(each.done() for each in under_way) == 8)
                 server.stop.set()
                 await server.until(lambda load: load.state is ReplicaState.DRAINING)
                 late.send(b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (INFER, len(body), body))
@@ -185,6 +186,21 @@ def test_draining_replica_finishes_requests_and_rejects_new_ones_as_retryable(
             assert msgspec.json.decode(refused.body)["error"]["code"] == "draining"
             async with asyncio.timeout(PATIENCE_S):
                 await server.done
+
+    run(main())
+
+
+def test_replica_that_is_cancelled_while_it_ends_closes_its_port(tmp_path: Path) -> None:
+    async def main() -> None:
+        choice = Choice(python(tmp_path / "all", "slow", SLOW), "slow")
+        async with replica(tmp_path, choice) as server:
+            server.stop.set()
+            await server.load()  # which is answered while the model's process ends
+            server.done.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await server.done
+            with pytest.raises(ConnectionRefusedError):
+                await server.load()
 
     run(main())
 

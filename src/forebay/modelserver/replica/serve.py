@@ -118,12 +118,14 @@ async def _run(
             log.warning("drained incompletely", left=aliased.in_flight)
     finally:
         server.stop()
-        if running is not None:
-            await running
-            await http.drain(CLOSE_GRACE_S)
-        if rpc is not None:
-            await rpc.stop(0)
-        http.close()
+        try:
+            if running is not None:
+                await running
+                await http.drain(CLOSE_GRACE_S)
+            if rpc is not None:
+                await rpc.stop(0)
+        finally:  # also if this is cancelled meanwhile
+            http.close()
 
 
 async def _rpc(
