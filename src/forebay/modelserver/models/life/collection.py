@@ -116,7 +116,7 @@ class Collection:
         options = self._context.options
         await self._scan()
         self._polled = self._found
-        for name in sorted(options.pinned - self._found.keys()):
+        for name in sorted(options.pinned.difference(self._found)):
             self._context.log.warning("--pin: no repository has this model yet", model=name)
         names: Iterable[str] = self._found
         if options.control is Control.EXPLICIT and options.startup != ("*",):
