@@ -1,5 +1,6 @@
 """Both sides of HTTP without sockets: bytes in, and the results."""
 
+import asyncio
 from typing import Any, cast
 
 from tests.net.rig import Log, get, post
@@ -104,17 +105,23 @@ class FakeOwner:
 def serve(parts: list[bytes], late: bool, common: Common | None = None) -> tuple[FakeOwner, Wire]:
     """What comes of these bytes on a connection of its own; `common` has seen others."""
     desk, wire = FakeOwner(late, common), Wire()
+    asyncio.run(_serve(parts, desk, wire))
+    return desk, wire
+
+
+async def _serve(parts: list[bytes], desk: FakeOwner, wire: Wire) -> None:
     connection = Connection(desk)
     connection.connection_made(cast(Any, wire))
     for part in parts:
         if wire.closing:
             break
         connection.data_received(part)
+        await asyncio.sleep(0)
         while desk.waiting:
             desk.answer()
+            await asyncio.sleep(0)
     connection.eof_received()
     connection.connection_lost(None)
-    return desk, wire
 
 
 CHUNKED = b"POST /stream HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -1,13 +1,17 @@
 """Parsing is independent of how bytes are split: same result, no exception, clean end. Damaged bytes: tests/fuzz."""
 
+import asyncio
 import itertools
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.corpus import cuts, pieces
-from tests.net.memory import ANSWERS, REQUESTS, ask, serve
-from tests.net.rig import get, post
+from tests.net.memory import ANSWERS, REQUESTS, FakeOwner, Wire, ask, serve
+from tests.net.rig import get, post, run
+
+from forebay.net.connection import Connection
 
 NESTED = (
     b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -37,6 +41,28 @@ def test_partial_request_behind_a_stream_survives_the_parser(begun: bytes) -> No
     assert [target for _, target, _ in serve([stream + begun, get(b"/a")], late=False)[0].seen] == [b"/stream"]
     rest = get(b"/a").replace(b"GET ", b"POST "[len(begun.strip(b"\r\n")) :])
     assert [target for _, target, _ in serve([stream + begun, rest], late=False)[0].seen] == [b"/stream", b"/a"]
+
+
+def test_bytes_between_an_answer_and_the_next_request_keep_their_order() -> None:
+    desk, wire = FakeOwner(late=True), Wire()
+
+    async def main() -> None:
+        connection = Connection(desk)
+        connection.connection_made(cast(Any, wire))
+        second = get(b"/b")
+        connection.data_received(get(b"/a"))
+        connection.data_received(second[:9])
+        desk.answer()
+        connection.data_received(second[9:])
+        connection.quit()  # idle, but for what is to come
+        assert [target for _, target, _ in desk.seen] == [b"/a"]
+        await asyncio.sleep(0)
+        assert [target for _, target, _ in desk.seen] == [b"/a", b"/b"]
+        desk.answer()
+        connection.connection_lost(None)
+
+    run(main())
+    assert wire.sent.count(b"HTTP/1.1 200 OK") == 2
 
 
 @pytest.mark.interpreted

@@ -68,6 +68,25 @@ def test_invalid_request_gets_an_error_object_and_closes_the_connection(data: by
     run(main())
 
 
+@pytest.mark.parametrize("space", [b" ", b"\t", b" \t "])
+def test_space_behind_a_header_value_is_no_part_of_it(space: bytes) -> None:
+    values: list[bytes | None] = []
+
+    def note(exchange: Exchange) -> None:
+        values.append(exchange.header(b"x-one"))
+        echo(exchange)
+
+    async def main() -> None:
+        async with serving(note, SMALL) as server, peer(server.port) as client:
+            client.send(get(b"/", b"x-one: a b" + space, b"x-two:" + space))
+            assert (await client.answer()).status == 200
+            client.send(CHUNKED.replace(b"chunked", b"chunked ") + b"5\r\nhello\r\n0\r\n\r\n")
+            assert (await client.answer()).body == b"POST / 5 hello"
+
+    run(main())
+    assert values == [b"a b", None]
+
+
 def test_http_2_client_gets_an_explanatory_error() -> None:
     async def main() -> None:
         async with serving(echo) as server, peer(server.port) as client:

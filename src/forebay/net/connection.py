@@ -30,7 +30,7 @@ PROCESSING: Final = http1.status_line(102) + b"\r\n"
 class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
     """The asyncio protocol of an accepted socket."""
 
-    __slots__ = ("_active", "_advancing", "_held", "_paused", "_peer", "_reading", "_unsent")
+    __slots__ = ("_active", "_advancing", "_due", "_held", "_paused", "_peer", "_reading", "_unsent")
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -38,6 +38,7 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._active: Exchange | None = None
         self._held: list[bytes] | None = None  # no list until needed: saves memory
         self._advancing = False
+        self._due = False  # what is pending goes on in the next loop iteration
         self._paused = False
         self._reading = True
         self._unsent = 0
@@ -79,7 +80,7 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
             if self._phase == LINGER and self.common.now < self._until:
                 self._since = self.common.now
             return
-        if self._active is not None or self._queue or self._paused:
+        if self._active is not None or self._queue or self._paused or self._due:
             self._hold(data)
             return
         self._feed(data)
@@ -146,8 +147,10 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._active = None
         if keep_alive and self.common.idle_timeout_s:
             self._since = self.common.now
-            if self._queue or self._held or self._refusal is not None or self._undecided:
-                self._advance()
+            pending = self._queue or self._held or self._refusal is not None or self._undecided
+            if pending and not self._advancing:  # not at once: who has ended it may still hold what the next one needs
+                self._due = True
+                asyncio.get_running_loop().call_soon(self._go_on)
         elif self._held or self._phase != IDLE:
             self._linger()  # closing over unread bytes would reset the connection under the answer
         else:
@@ -184,12 +187,12 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
     @property
     def idle_since(self) -> float:
         """Since when no complete head has arrived, by the server's clock; infinite while busy."""
-        busy = self._phase > HEAD or self._active is not None or self._queue or self._paused
+        busy = self._phase > HEAD or self._active is not None or self._queue or self._paused or self._due
         return math.inf if busy else self._since
 
     def quit(self) -> None:
         """Close if idle, after the linger time if the server sets one; otherwise after the current response."""
-        if self._phase == IDLE and self._active is None and not self._queue:
+        if self._phase == IDLE and self._active is None and not self._queue and not self._due:
             self._since = self.common.now
             if not self.common.idle_timeout_s:
                 self._close()
@@ -208,6 +211,10 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         if self._reading and sum(map(len, held)) > HELD_BYTES_MAX:
             self._reading = False
             self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._due = False
+        self._advance()
 
     def _advance(self) -> None:
         """Continue with what is pending: queued requests, a refusal, unparsed bytes."""

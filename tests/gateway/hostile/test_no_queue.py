@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.gateway.rig import CHAT, ROUTES, Front, Worker, chat, fronting, post, routes, silent, whole, working
-from tests.net.rig import run, until
+from tests.net.rig import peer, run, until
 
 BATCH = post(chat(), CHAT, b"x-forebay-priority: batch")
 URGENT = post(chat(), CHAT, b"x-forebay-priority: interactive")
@@ -38,5 +38,36 @@ def test_urgent_requests_preempt_batch_where_no_queue_is_allowed(tmp_path: Path)
                 async with asyncio.timeout(10):
                     assert await urgent == 200
                     assert [await task for task in asked] == [200] * len(asked)
+
+    run(main())
+
+
+def test_pipelined_request_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker(silent)
+        worker.report = replace(worker.report, capacity=1)
+        async with working(worker):
+            base = replace(ROUTES, queue_max=0)
+            async with fronting(tmp_path, routes(worker, base=base)) as front, asyncio.TaskGroup() as group:
+                await front.ready()
+                await until(lambda: worker.polls > 1)
+                others: list[asyncio.Task[int]] = []
+                while not any(task.done() for task in others):
+                    before = len(worker.requests)
+                    others.append(task := group.create_task(status(front, BATCH)))
+                    await until(lambda: task.done() or len(worker.requests) > before)  # noqa: B023
+                assert others.pop().result() == 429
+                whole(worker.requests.pop())
+                assert await others.pop() == 200  # there is room for one now
+                async with peer(front.port) as client:
+                    client.send(BATCH * 2)
+                    for _ in range(2):
+                        await until(lambda: len(worker.requests) > len(others))
+                        whole(worker.requests.pop())
+                        assert (await client.answer()).status == 200
+                worker.answer = whole
+                for exchange in worker.requests:
+                    whole(exchange)
+                assert [await task for task in others] == [200] * len(others)
 
     run(main())

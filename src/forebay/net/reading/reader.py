@@ -27,6 +27,7 @@ CLOSED: Final = 4
 """Phases of a connection: between requests, in a head, in a body, discarding what still arrives, closed."""
 HTTP_2: Final = b"PRI * HTTP/2"
 """What a client that expects HTTP/2 sends first (RFC 9113, 3.4)."""
+BLANK: Final = 0x20
 
 
 class Reader(Sender):
@@ -199,6 +200,8 @@ class Reader(Sender):
             assert self._headers is not None
             assert self._fields is not None
             name = name.lower()
+            if value and value[-1] <= BLANK:  # no part of the value (RFC 9110, 5.5); the parser drops only what leads
+                value = value.rstrip(b" \t")
             self._headers.append((name, value))
             self._fields[name] = value
         elif not self._priming:  # a trailer: counted, then dropped
