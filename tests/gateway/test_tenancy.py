@@ -28,6 +28,7 @@ from forebay.core.tenancy import (
 from forebay.gateway import tenancy
 from forebay.gateway.tenancy import AccessControl, Admitted, credential
 from forebay.obs import log
+from forebay.providers.processes import identify
 from forebay.registry.keys import change_keys
 
 TEAM = Tenant("team", ("chat*",), limits=Quota(requests_per_min=4, tokens_per_day=1000, streams_max=4))
@@ -284,6 +285,54 @@ def test_successor_counts_what_requests_of_the_draining_process_used(door: Door)
     says(leaving, 12, door.wall + 1.0)
     assert [used(), used()] == [5, 5]
     assert not leaving.exists()
+
+
+def test_requests_at_the_process_before_count_until_it_has_handed_over(door: Door) -> None:
+    """Both take requests for a while: the successor asks the file of the other one, and leaves it to that one."""
+
+    def says(path: Path, requests: int) -> None:
+        used = {"team": Amounts(requests, 10 * requests, 0, 10 * requests)}
+        counts = Counts(door.wall, int(door.wall // 86_400), used, who.pid, who.ticks, who.boot)
+        path.write_bytes(msgspec.json.encode(counts))
+
+    door.counts.parent.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as before:
+        who = identify(before.pid)
+        assert who is not None
+        leaving = door.counts.with_name(f"gateway-0.{before.pid}.leaving")
+        try:
+            says(door.counts, 1)
+            door.open()
+            assert door.code() is None
+            door.pass_s(1.0)
+            assert msgspec.json.decode(door.counts.read_bytes(), type=Counts).pid == who.pid
+            says(door.counts, 2)
+            door.access.look()
+            assert door.access.demand().tenants["team"].used == Amounts(3, 30, 0, 30)
+            door.pass_s(1.0)
+            says(leaving, 3)
+            door.access.look()
+            assert door.code() is Code.RATE_LIMITED
+            door.pass_s(1.0)
+            saved = msgspec.json.decode(door.counts.read_bytes(), type=Counts)
+            assert (saved.pid, saved.used["team"]) == (os.getpid(), Amounts(4, 40, 0, 40))
+        finally:
+            before.kill()
+
+
+def test_process_that_got_the_id_of_the_one_before_has_none_of_its_streams(door: Door) -> None:
+    door.counts.parent.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        who = identify(other.pid)
+        assert who is not None
+        try:
+            for ticks, boot in ((who.ticks - 1, who.boot), (who.ticks, "another")):
+                counts = Counts(door.wall, 0, {"team": Amounts(0, 0, 4, 0)}, who.pid, ticks, boot)
+                door.counts.write_bytes(msgspec.json.encode(counts))
+                door.open()
+                assert streams(door) == 4
+        finally:
+            other.kill()
 
 
 def test_a_process_that_drains_tells_its_successor_what_is_still_open(door: Door) -> None:

@@ -32,6 +32,7 @@ from forebay.core.tenancy import (
     authorise,
 )
 from forebay.obs.clock import wall_s
+from forebay.providers.processes import Identity, identify, is_alive
 from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.documents import UNREADABLE
 
@@ -43,6 +44,7 @@ LEAVING: Final = ".leaving"
 KNOWN_MAX: Final = 4096
 """Valid credentials cached; the oldest entry is evicted."""
 BEARER: Final = b"bearer "
+UNUSED: Final = Amounts(0, 0, 0, 0)
 UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
 
 T = TypeVar("T")
@@ -154,6 +156,9 @@ class AccessControl:
         self._left = False
         self._before: dict[int, Counts] = {}
         """Earlier processes of this gateway, draining or about to, and the last known counts of each."""
+        self._handing_over = False
+        """The last of them still takes requests, and writes its counts to the file that is to be ours."""
+        self._self = identify(os.getpid()) or Identity(os.getpid(), 0, "")
         self._saved: dict[str, Amounts] | None = {}
         self._saved_at = 0.0
         self._save_at = 0.0
@@ -239,7 +244,7 @@ class AccessControl:
         for path in self._counts.parent.glob(f"{self._counts.stem}.*{LEAVING}"):
             pid = path.name.removeprefix(f"{self._counts.stem}.").removesuffix(LEAVING)
             if pid.isdecimal() and int(pid) != os.getpid():
-                self._before.setdefault(int(pid), _read_counts(path) or Counts(0.0, 0, {}))
+                self._before.setdefault(int(pid), _read_counts(path) or Counts(0.0, 0, {}, int(pid)))
         self.look()
 
     def look(self) -> None:
@@ -271,6 +276,7 @@ class AccessControl:
 
     def leave(self) -> None:
         """Hand counting over to the successor; a separate file tells it what becomes of the requests here."""
+        self._handing_over = False
         self.save()
         with self._writing:
             self._counts, self._left = self._leaving(os.getpid()), True
@@ -299,7 +305,9 @@ class AccessControl:
     def _unsaved(self, now: float) -> Counts | None:
         self._save_at = now + SAVE_S
         used = self._limiter.used(now)
-        return Counts(self._wall(), self._limiter.day, used, os.getpid()) if used != self._saved else None
+        if self._handing_over or used == self._saved:
+            return None
+        return Counts(self._wall(), self._limiter.day, used, self._self.pid, self._self.ticks, self._self.boot)
 
     def _write(self, counts: Counts, now: float) -> None:
         """Replace the file, unless newer counts were written."""
@@ -323,18 +331,21 @@ class AccessControl:
         return self._counts.with_name(f"{self._counts.stem}.{pid}{LEAVING}")
 
     def _inherit(self, now: float) -> None:
-        """Take over from earlier processes: the streams that they have open, and what their requests have used of the
-        day since they were restored here, more or less than was reserved for them."""
+        """Take over from earlier processes: the streams that they have open, and what their requests have used since
+        they were restored here, more or less than was reserved for them."""
         open_streams: dict[str, int] = {}
+        handing_over = False
         for pid, last in list(self._before.items()):
-            path, ended = self._leaving(pid), not _runs(pid)
+            path, ended = self._leaving(pid), not _runs(last)
             counts = _read_counts(path)
             if counts is None or counts.at < last.at:  # no file yet, or one of an earlier process with that id
-                counts = last
-            elif counts.at > last.at and counts.day == last.day == self._limiter.day:
-                self._limiter.amend(
-                    {name: _of_day(counts, name) - _of_day(last, name) for name in {*counts.used, *last.used}}
-                )
+                counts = _read_counts(self._counts)
+                if counts is None or counts.pid != pid or counts.at < last.at:
+                    counts = last
+                else:
+                    handing_over = not ended
+            if counts.at > last.at:
+                self._limiter.amend(_since(counts, last, day=self._limiter.day), now)
             self._before[pid] = counts
             if ended:
                 del self._before[pid]
@@ -342,6 +353,7 @@ class AccessControl:
                 continue
             for name, used in counts.used.items():
                 open_streams[name] = open_streams.get(name, 0) + used.streams
+        self._handing_over = handing_over
         self._limiter.inherit(open_streams, now)
 
     def _turn(self, now: float, wall: float) -> None:
@@ -358,9 +370,15 @@ def _read_counts(path: Path) -> Counts | None:
         return None
 
 
-def _of_day(counts: Counts, tenant: str) -> int:
-    used = counts.used.get(tenant)
-    return used.day_tokens if used is not None else 0
+def _since(counts: Counts, last: Counts, day: int) -> dict[str, Amounts]:
+    """How much more was used; of the day's tokens only if both are of that day."""
+    today = counts.day == last.day == day
+    more = {}
+    for name in {*counts.used, *last.used}:
+        now, before = counts.used.get(name, UNUSED), last.used.get(name, UNUSED)
+        tokens = now.day_tokens - before.day_tokens if today else 0
+        more[name] = Amounts(now.requests - before.requests, now.tokens - before.tokens, 0, tokens)
+    return more
 
 
 def _remove(path: Path) -> None:
@@ -368,9 +386,12 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _runs(pid: int) -> bool:
+def _runs(counts: Counts) -> bool:
+    """Whether the process that these counts are of is there; without more than its id, whether any with it is."""
+    if counts.boot:
+        return is_alive(Identity(counts.pid, counts.ticks, counts.boot))
     try:
-        os.kill(pid, 0)
+        os.kill(counts.pid, 0)
     except (OSError, OverflowError):
         return False
     return True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.core.tenancy import Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, amounts
+from forebay.core.tenancy import Amounts, Denied, Lease, Limiter, Quota, Reservation, Tenant, allot, amounts
 from forebay.core.tenancy.shares import UNLIMITED
 
 DAY = 9
@@ -56,3 +56,32 @@ def test_single_gateway_gets_all_of_a_changed_limit_at_once() -> None:
     denied = counts.reserve("t", 1, False, 0.0)
     assert isinstance(denied, Denied)
     assert denied.text == "Tenant `t` has none left of its 2 requests per minute."
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_gateway_that_has_not_heard_of_a_first_limit_leaves_the_others_their_part(heard: bool) -> None:
+    before = Tenant("t", limits=Quota(requests_per_min=100))
+    now_limited = Tenant("t", limits=Quota(requests_per_min=100, streams_max=8, tokens_per_day=10_000))
+    names = ("g0", "g1")
+    gateways = {name: Limiter([before], 2) for name in names}
+    for each in gateways.values():
+        each.begin_day(DAY, ends_at=1e6)
+    leases: dict[str, Lease] = {}
+
+    def agree(now: float, limit: Quota, *asked: str) -> None:
+        demands = {name: gateways[name].demand(now) for name in asked}
+        leases.update(allot({"t": amounts(limit)}, demands, leases, gateways=names, day=DAY, now=now))
+        for name in asked:
+            gateways[name].take(leases[name], now)
+
+    for now in (1.0, 2.0):
+        agree(now, before.limits, *names)
+    gateways["g0"].configure([now_limited])
+    for now in (3.0, 4.0, 400.0):
+        agree(now, now_limited.limits, *(names if heard else ("g0",)))
+        assert isinstance(gateways["g0"].reserve("t", 500, True, now), Reservation)
+        share = leases["g0"].shares["t"]
+        assert share.streams >= 4
+        assert share.day_tokens >= 5000
+        assert sum(lease.held["t"].streams for lease in leases.values()) <= 8
+        assert sum(lease.held["t"].day_tokens for lease in leases.values()) <= 10_000

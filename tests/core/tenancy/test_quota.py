@@ -200,14 +200,15 @@ def test_restart_restores_usage_except_streams() -> None:
     assert later.used(5.0) == {}
 
 
-def test_amended_tokens_of_the_day_count_like_own_ones() -> None:
-    counts = limiter(tokens_per_day=100)
+def test_amended_usage_counts_like_own() -> None:
+    counts = limiter(tokens_per_day=100, requests_per_min=4)
     got(counts.reserve("t", 90, False, 5.0))
-    counts.amend({"t": -60, "gone": 9})
+    counts.amend({"t": Amounts(-3, -60, 0, -60), "gone": Amounts(9, 9, 9, 9)}, 5.0)
     got(counts.reserve("t", 70, False, 5.0))
     no(counts.reserve("t", 1, False, 5.0))
-    counts.amend({"t": -200})
-    assert counts.used(5.0)["t"].day_tokens == 0
+    counts.amend({"t": Amounts(2, 7, 0, -200)}, 6.0)
+    assert counts.used(6.0)["t"] == Amounts(4, 167, 0, 0)
+    assert counts.used(66.0)["t"] == Amounts(2, 7, 0, 0)
 
 
 def test_streams_of_a_draining_process_count_at_its_successor() -> None:

@@ -15,7 +15,8 @@ maximum of the share it uses, the one last given to it and its usage, until a la
 - A gateway that never had a lease has limit / gateways.
 
 So the bound is the limit itself. It can be exceeded only by responses that used more than their estimate (counted
-when known), and by what a killed gateway had handed out since it last saved its counts, at most its share.
+when known), and by what a process of a gateway had handed out since it last saved its counts, at most its share and
+at most of a second or so: when it is killed, and when its successor already takes requests too.
 """
 
 import math
@@ -113,7 +114,17 @@ def _known(tenant: str, part: Amounts, demand: Demand | None, lease: Lease | Non
         share = share._replace(requests=min(share.requests, part.requests), tokens=min(share.tokens, part.tokens))
         held = held._replace(requests=min(held.requests, part.requests), tokens=min(held.tokens, part.tokens))
     asked = demand.tenants.get(tenant) if demand else None
-    return share, held, asked, demand is not None and demand.day == day
+    if asked is not None:
+        asked = asked._replace(share=_limited(asked.share, part))
+    return _limited(share, part), _limited(held, part), asked, demand is not None and demand.day == day
+
+
+def _limited(given: Amounts, part: Amounts) -> Amounts:
+    """What was given without a limit that there is now: an equal part, with which a gateway begins when it hears of
+    the limit. Otherwise one that is silent would hold more than all of it."""
+    if UNLIMITED not in given:
+        return given
+    return Amounts(*[equal if each >= UNLIMITED else each for each, equal in zip(given, part, strict=True)])
 
 
 def _parts(

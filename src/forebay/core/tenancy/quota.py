@@ -337,12 +337,17 @@ class Limiter:
             usage.streams += more
             usage.ended.add(usage.second, max(0, -more))
 
-    def amend(self, day_tokens: Mapping[str, int]) -> None:
-        """Add to the tokens of the day, or subtract: what an earlier process has learned about its requests."""
-        for name, more in day_tokens.items():
+    def amend(self, more: Mapping[str, Amounts], now: float) -> None:
+        """Add what an earlier process says of requests that it got since its counts were restored here, and of those
+        in flight: the day's tokens may also become fewer. Streams come through `inherit`."""
+        for name, each in more.items():
             usage = self._usage.get(name)
-            if usage is not None:
-                usage.day_tokens = max(0, usage.day_tokens + more)
+            if usage is None:
+                continue
+            usage.roll(max(usage.second, int(now)))
+            usage.requests.add(usage.second, max(0, each.requests))
+            usage.tokens.add(usage.second, max(0, each.tokens))
+            usage.day_tokens = max(0, usage.day_tokens + each.day_tokens)
 
     def restore(self, used: Mapping[str, Amounts], day: int, age_s: float, now: float) -> None:
         """Restore the usage saved `age_s` ago on that day by the previous process. Its streams come through

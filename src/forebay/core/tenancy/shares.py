@@ -80,9 +80,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A gateway's saved counts, for its next start. `at` is seconds since the epoch, `pid` its process."""
+    """A gateway's saved counts, for its next start. `at` is seconds since the epoch. `pid`, `ticks` and `boot` say which
+    process it was, even if its pid is given to another one."""
 
     at: float
     day: int
     used: dict[str, Amounts]
     pid: int = 0
+    ticks: int = 0
+    """When that process started, clock ticks since boot."""
+    boot: str = ""
