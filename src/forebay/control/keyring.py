@@ -87,11 +87,14 @@ class KeyRing:
             if state(old, now) != "good":
                 whose = f"--admin {old.role} --name {old.tenant}" if old.role else f"--tenant {old.tenant}"
                 raise KeyRefused(f"Key {id} is {state(old, now)}: create one with `forebay keys create {whose}`.")
+            if old.replaced_by:  # it ends with its overlap, which is no lifetime for another one
+                raise KeyRefused(f"Key {id} is being replaced by key {old.replaced_by}: rotate that one.")
             made = _new(records, old.tenant, old.role, now, old.expires and now + old.expires - old.created)
             if note is not None:
                 note(made.record)
             until = now + overlap_s
             ended = replace(old, expires=min(until, old.expires or until)) if overlap_s else replace(old, revoked=now)
+            ended = replace(ended, replaced_by=made.record.id)
             return (*_with_room(_with(records, ended), now), made.record), made
 
         return self._changed(id, swap)

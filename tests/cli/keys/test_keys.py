@@ -134,6 +134,17 @@ def test_rotation_with_overlap_keeps_both_keys_valid(run: Run) -> None:
     assert read_keys(Path(KEYS))[1].expires == second.expires, "an overlap makes no key last longer"
 
 
+def test_key_is_rotated_once(run: Run) -> None:
+    key_id, _ = made(run, "--tenant", "ops")
+    run("rotate", key_id, "--overlap", "1h")
+    first, second = read_keys(Path(KEYS))
+    assert second.expires is None
+    assert f"replaced by key {second.id}: rotate that one" in str(refused(run, "rotate", key_id))
+    assert read_keys(Path(KEYS)) == (first, second)
+    run("rotate", second.id)
+    assert read_keys(Path(KEYS))[2].expires is None
+
+
 def test_key_file_location_is_configurable(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(FILE.replace("auth: keys", "auth: keys, keys_file: secrets/k.json"))
     made(run, "--tenant", "ops", "--file", "other.yaml")

@@ -77,6 +77,8 @@ class KeyRecord:
     revoked: float | None = None
     role: str = ""
     """Set for keys of the admin API only: the holder's role."""
+    replaced_by: str = ""
+    """Id of the key that a rotation made of this one."""
 
 
 class Denied(NamedTuple):

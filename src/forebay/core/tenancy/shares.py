@@ -80,8 +80,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A gateway's saved counts, for its next start. `at` is seconds since the epoch. `pid`, `ticks` and `boot` say which
-    process it was, even if its pid is given to another one."""
+    """A gateway's saved counts, for its next start. `at` is seconds since the epoch. `pid`, `ticks` and `boot` say
+    which process it was, even if its pid is given to another one."""
 
     at: float
     day: int
