@@ -132,6 +132,10 @@ def test_responses_carry_parameters_and_errors_of_every_kind(load: Load) -> None
             "[1, 2]",
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
         ),
+        (
+            "[out(x(requests[0])), 2]",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'.",
+        ),
     ],
 )
 def test_invalid_return_value_fails_the_batch(load: Load, returned: str, text: str) -> None:
@@ -201,6 +205,18 @@ def test_output_contradicting_the_configuration_fails_only_its_request(load: Loa
     found, _ = answers(backend, asked(2))
 
     assert [value(each) for each in found] == [text, [2]]
+
+
+def test_output_that_cannot_be_encoded_fails_only_its_request(load: Load) -> None:
+    backend = load("""
+        def execute(self, requests):
+            return [out(x(requests[0])), out(np.array(['\\ud800'], object)), out(x(requests[2]))]
+    """)
+
+    found, _ = answers(backend, asked(3))
+
+    assert [value(found[0]), value(found[2])] == [[1], [3]]
+    assert str(value(found[1])).startswith(f"{FAILED}UnicodeEncodeError: ")
 
 
 def test_unrequested_outputs_are_omitted(load: Load) -> None:

@@ -149,6 +149,7 @@ def test_exception_in_a_decoupled_model_ends_open_requests(load: Load, prefix: s
         (DECOUPLED, "send(flags=5)", "Unable to send response. Unsupported flag provided."),
         (CONFIG, "send(flags=FINAL)", "Non-decoupled model cannot send complete final before sending a response."),
         (DECOUPLED, "send('text')", "response must be an InferenceResponse, not <class 'str'>"),
+        (DECOUPLED, "send(out(np.array(['\\ud800'], object)), flags=FINAL)", "UnicodeEncodeError: "),
     ],
 )
 def test_invalid_send_is_rejected(load: Load, config: ModelConfig, code: str, text: str) -> None:
@@ -168,19 +169,25 @@ def test_a_decoupled_model_must_not_return_responses(load: Load) -> None:
     )
 
 
-def test_response_and_sender_for_one_request_is_an_error(load: Load) -> None:
+@pytest.mark.parametrize("flags", [0, 1], ids=["open", "ended"])
+def test_response_and_sender_for_one_request_fails_only_that_request(load: Load, flags: int) -> None:
     backend = load(
-        """
+        f"""
         def execute(self, requests):
-            requests[0].get_response_sender().send(out(x(requests[0])))
-            return [out(x(requests[0]))]
+            requests[1].get_response_sender().send(out(x(requests[1])), flags={flags})
+            return [out(x(request)) for request in requests]
         """,
         CONFIG,
     )
 
-    (response,), _ = answers(backend, asked())
+    (first, second), emitted = answers(backend, asked(2))
 
-    assert "Non-decoupled model cannot send more than one response." in str(value(response))
+    assert value(first) == [1]
+    assert seen(emitted, 1) == [([2], bool(flags))]
+    if flags:
+        assert second is None
+    else:
+        assert "Non-decoupled model cannot send more than one response." in str(value(second))
 
 
 def test_rescheduled_request_must_not_have_a_response(load: Load) -> None:

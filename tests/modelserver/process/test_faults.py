@@ -183,6 +183,32 @@ def test_unencodable_text_does_not_end_the_child(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_strings_of_numpy_are_sent_like_others(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(spec(tmp_path)) as process:
+            (found,) = await answers(process, work("numpy text"))
+            assert (found.parameters, values(found, "y")) == ({"a": "b"}, [1, 2])
+
+    asyncio.run(scene())
+
+
+def test_streamed_response_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with started(spec(tmp_path, decoupled=True)) as process:
+            heard = Heard()
+            process.execute(0, [work("too many files")], heard)
+            await until(lambda: heard.responses)
+            ((index, answer, final),) = heard.responses
+            assert (index, final) == (0, True)
+            assert answer is not None
+            assert answer.error is not None
+            assert answer.error.text.startswith("the outputs cannot be sent: [Errno 24]")
+            await until(lambda: heard.done)
+            await _serves_again(process)
+
+    asyncio.run(scene())
+
+
 def test_model_output_in_the_log_is_rate_limited(tmp_path: Path) -> None:
     async def scene() -> None:
         with structlog.testing.capture_logs() as logs:

@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,9 @@ class RigBackend:
         told = Response({half: requests[-1].inputs["x"]}, parameters={half: half})
         return [Response(error=f"not {half}") if r.id == "odd" else told for r in requests]
 
+    def numpy_text(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
+        return [Response({np.str_("y"): r.inputs["x"]}, parameters={np.str_("a"): np.str_("b")}) for r in requests]
+
     def chatter(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         os.write(2, b"on and on\n" * 100_000)
         return self.echo(requests, emit, instance)
@@ -182,6 +187,14 @@ class RigBackend:
 
     def flood(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         return self._stream(requests, emit)
+
+    def too_many_files(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        with suppress(OSError):  # what a model may do about it
+            emit(0, Response({"x": np.ones(1 << 20, np.float32)}), True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return [None]
 
     def _stream(self, requests: Sequence[Request], emit: Emit) -> list[Response | None]:
         for index, request in enumerate(requests):

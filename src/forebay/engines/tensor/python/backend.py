@@ -162,31 +162,25 @@ class PythonBackend:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(served)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
+        for request, each in zip(served, returned, strict=True):
+            _check_returned(request, each)  # before a sender is closed, whose request `_failed` would not answer
         return [self._answer(*each) for each in zip(served, senders, returned, strict=True)]
 
     def _answer(
-        self, request: InferenceRequest, sender: InferenceResponseSender, returned: object
+        self, request: InferenceRequest, sender: InferenceResponseSender, returned: InferenceResponse | None
     ) -> Response | None:
         if returned is None:
             if not request.rescheduled:
                 return None  # the sender has sent the response, or will
             sender.close()
             return Response(reschedule=True)
-        if request.rescheduled:
-            raise _InvalidReturn(
-                "Expected a None object in the execute function return list for reschduled request, found type "
-                f"'{type(returned)}'."
-            )
-        if not isinstance(returned, InferenceResponse):
-            raise _InvalidReturn(
-                "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                f"'{type(returned)}'."
-            )
         try:
+            response = self._checked(returned.values(sender.names))
             sender.count(returned, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        except TritonModelException as error:
-            raise _InvalidReturn(str(error)) from error
-        return self._checked(returned.values(sender.names))
+        except BaseException as error:  # an output may hold objects of the model, whose text it makes
+            (failed,) = self._failed(error, [sender])
+            return failed
+        return response
 
     def _checked(self, response: Response) -> Response:
         """The response, or an error if it contradicts the configuration."""
@@ -330,6 +324,22 @@ def _arguments(config: ModelConfig, told: dict[str, Any] | None, file: Path, ins
         "model_version": file.parent.name,
         "model_name": config.name,
     }
+
+
+def _check_returned(request: InferenceRequest, returned: object) -> None:
+    """Raises `_InvalidReturn` if the request may not have that in the list that `execute` returns."""
+    if returned is None:
+        return
+    if request.rescheduled:
+        raise _InvalidReturn(
+            "Expected a None object in the execute function return list for reschduled request, found type "
+            f"'{type(returned)}'."
+        )
+    if not isinstance(returned, InferenceResponse):
+        raise _InvalidReturn(
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            f"'{type(returned)}'."
+        )
 
 
 def _reschedule(served: list[InferenceRequest], senders: list[InferenceResponseSender], emit: Emit) -> None:

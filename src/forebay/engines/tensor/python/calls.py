@@ -397,8 +397,8 @@ class InferenceResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response must be an InferenceResponse, not {type(response)}")
-        self.count(response, flags)
         shown = None if response is None else self._check(response.values(self.names))
+        self.count(response, flags)  # what cannot be encoded is not counted: the batch's error answers the request
         self._emit(self._index, shown, flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:

@@ -142,7 +142,12 @@ class Instance:
         if final:
             batch.open.discard(index)
         self.channel.wait_for_credit()
-        (reply,), parcel = outgoing.replies(self.channel, [response], self._declared, held=response is not None)
+        held = response is not None
+        try:
+            (reply,), parcel = outgoing.replies(self.channel, [response], self._declared, held=held)
+        except (OSError, SegmentBroken) as failed:
+            response = Response(error=f"the outputs cannot be sent: {failed}")
+            (reply,), parcel = outgoing.replies(self.channel, [response], {}, held=held)
         self.channel.send(*self.channel.pack(Emitted(batch.number, index, reply, final), parcel))
         if response is not None and response.error and broken():
             _leave()
