@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from enum import IntEnum
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,6 +25,7 @@ from forebay.core.serving.config import (
     VersionPolicy,
     VersionRule,
 )
+from forebay.core.serving.errors import Kind
 from forebay.engines.tensor.measures import Family, Measure, Series
 from forebay.engines.tensor.python import triton_api as pb_utils
 from forebay.engines.tensor.python.config import ModelConfig, document, instance_name
@@ -305,6 +309,51 @@ def test_metric_operations_depend_on_the_kind(
 
     with pytest.raises(pb_utils.TritonModelException, match=text):
         call(family.Metric(buckets=buckets))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"model_name": 3}, "model_name must be a str, not <class 'int'>"),
+        ({"request_id": 5}, "request_id must be a str"),
+        ({"requested_output_names": [None]}, "a requested output name must be a str"),
+        ({"model_version": "1"}, "model_version must be an int, not <class 'str'>"),
+        ({"model_version": 2**70}, "model_version must be an int of 64 bits"),
+        ({"correlation_id": 2**64}, "correlation_id must be an int of 64 bits"),
+        ({"timeout": 1.5}, "timeout must be an int"),
+        ({"flags": None}, "flags must be an int"),
+    ],
+)
+def test_request_with_an_argument_of_another_type_is_rejected(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        pb_utils.InferenceRequest(**{"inputs": [], "requested_output_names": [], "model_name": "m", **wrong})
+
+
+def test_values_of_response_and_metric_are_sent_as_plain_types() -> None:
+    text = np.str_("a")
+    tensor = pb_utils.Tensor(text, ONE)
+    response = pb_utils.InferenceResponse(
+        [tensor, pb_utils.Tensor.from_dlpack(text, ONE)], parameters={text: text, "n": IntEnum("N", "ONE").ONE}
+    ).values(())
+    family = pb_utils.MetricFamily(np.str_("plain"), "half a \ud800", pb_utils.MetricKind.GAUGE)
+    kept = family.Metric({text: text, "half": "\ud800"})
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode((list(response.outputs), response.parameters))) == [
+        ["a"],
+        {"a": "a", "n": 1},
+    ]
+    (found,) = (each for each in measured() if each.name == "plain")
+    name, _, described, ((labels, *_),) = msgspec.msgpack.decode(msgspec.msgpack.encode(found))
+    assert (name, described, labels) == ("plain", "half a ?", [["a", "a"], ["half", "?"]])
+    assert kept.value() == 0
+
+
+def test_error_takes_bytes_and_integers_of_numpy() -> None:
+    error = pb_utils.TritonError(b"half \xff", np.int64(pb_utils.TritonError.NOT_FOUND))  # type: ignore[arg-type]
+
+    assert (error.message(), error.code(), error.kind()) == ("half \ufffd", 2, Kind.NOT_FOUND)
+    with pytest.raises(TypeError, match="code must be an int, not <class 'str'>"):
+        pb_utils.TritonError("m", "NOT_FOUND")  # type: ignore[arg-type]
 
 
 def test_log_lines_have_their_level(capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.contract.tensor.models import Emitted, spec
@@ -340,6 +341,34 @@ def test_partially_read_call_can_be_cancelled(load: Load) -> None:
     answers(backend, asked())
 
     assert other.withdrawn == 1
+
+
+def test_call_takes_bytes_and_values_of_numpy_as_triton_does(load: Load) -> None:
+    other = Other(Response({"Z": ONE}))
+    backend = load(
+        """
+        def execute(self, requests):
+            pb_utils.InferenceRequest(
+                model_name=np.array([b'other'], object)[0], requested_output_names=[b'Z', np.str_('\u00e9')],
+                inputs=[pb_utils.Tensor(np.str_('IN'), x(requests[0]))], request_id=b'inner', correlation_id=True,
+                timeout=np.uint32(5), parameters={np.str_('k'): np.str_('v')}, model_version=np.int64(2)).exec()
+            return [out(x(requests[0]))]
+        """,
+        CONFIG,
+        call=other,
+    )
+
+    (response,), _ = answers(backend, asked())
+
+    assert value(response) == [1]
+    ((model, version, request),) = other.calls
+    sent = (model, version, request.id, request.wanted, request.correlation_id, request.timeout_us)
+    told = (*sent, request.parameters, list(request.inputs))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told)) == [
+        *("other", 2, "inner", ["Z", "\u00e9"], 1, 5),
+        {"k": "v"},
+        ["IN"],
+    ]
 
 
 def test_call_with_a_duplicate_input_is_rejected(load: Load) -> None:

@@ -64,6 +64,10 @@ KEEPER = """
         return give(np.full((1, 1), ready, np.float32))
 """
 
+NAMES_BYTES = CALLS.replace('"{name}"', 'np.array([b"double"], object)[0]').replace(
+    "+ 1)", "+ pb_utils.is_model_ready(b'double', b'1'), np.str_('OUT'))"
+)
+
 ENDLESS = """
     def execute(self, requests):
         for request in requests:
@@ -149,6 +153,18 @@ def test_reloading_a_called_model_interrupts_no_caller(tmp_path: Path) -> None:
             await server.load("double", {})
             assert await server.numbers("once", ONE) == [[4.0]]
             assert len(set(before) & set(server.processes().pids)) == 1
+
+    asyncio.run(main())
+
+
+def test_model_can_name_others_by_bytes(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(), DOUBLE)
+    write(tmp_path, "m", calls("double"), NAMES_BYTES)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            assert await server.numbers("m", ONE) == [[3.0]]
+            assert server.processes().replaced == 0
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ from forebay.core.serving.errors import Kind
 from forebay.engines.tensor.arrays import datatype_of
 from forebay.engines.tensor.protocol import Act, Array, CallModel, Emit, Parameter, Request, Response
 from forebay.engines.tensor.python.host import current
-from forebay.engines.tensor.python.tensors import Tensor, TritonModelException
+from forebay.engines.tensor.python.tensors import Tensor, TritonModelException, as_integer, as_text
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -47,9 +47,9 @@ class TritonError:
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = str(message)
-        self._code = code
+    def __init__(self, message: str | bytes, code: int = INTERNAL) -> None:
+        self._message = as_text(message, "message") if isinstance(message, bytes) else str(message)
+        self._code = as_integer(code, "code")
 
     def message(self) -> str:
         """The error text."""
@@ -145,17 +145,20 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
-        about = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
+        self._id, self._model = as_text(request_id, "request_id"), as_text(model_name, "model_name")
+        self._inputs = list(inputs)
+        self._wanted = tuple(as_text(name, "a requested output name") for name in requested_output_names)
+        about = f"for request with id '{self._id}' and model name '{self._model}' should not be empty."
+        if any(tensor is None for tensor in self._inputs):
             raise TritonModelException(f"Input tensor {about}")
-        if "" in requested_output_names:
+        if "" in self._wanted:
             raise TritonModelException(f"Requested output name {about}")
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        self._id, self._correlation_id = request_id, correlation_id
-        self._inputs, self._wanted = list(inputs), tuple(requested_output_names)
-        self._model, self._version = model_name, model_version
-        self._flags, self._timeout_us = flags, timeout
+        exact = as_text if isinstance(correlation_id, str) else as_integer
+        self._correlation_id = exact(correlation_id, "correlation_id")
+        self._version, self._flags = as_integer(model_version, "model_version"), as_integer(flags, "flags")
+        self._timeout_us = as_integer(timeout, "timeout")
         self._parameters = _checked(parameters)
         self._sender: InferenceResponseSender | None = None
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
@@ -340,9 +343,8 @@ def ask(
         raise TritonModelException(f"{act}: other models can only be reached while requests are served.")
     answers: SimpleQueue[Response] = SimpleQueue()
     try:
-        call(
-            model, version, Request("", dict(inputs), (), parameters), lambda response, _: answers.put(response), act
-        )
+        request = Request("", dict(inputs), (), parameters)
+        call(as_text(model, "model_name"), version, request, lambda response, _: answers.put(response), act)
     except (OSError, RuntimeError) as error:  # the connection to the server is gone
         raise TritonModelException(str(error)) from error
     answer = answers.get()
@@ -480,6 +482,7 @@ def _read(response: Response) -> InferenceResponse:
 
 
 def _checked(parameters: Mapping[str, Parameter] | None) -> Mapping[str, Parameter]:
+    checked: dict[str, Parameter] = {}
     for name, value in (parameters or {}).items():
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
@@ -489,4 +492,6 @@ def _checked(parameters: Mapping[str, Parameter] | None) -> Mapping[str, Paramet
             )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TritonModelException(f"parameter '{name}' is no integer of 64 bits")
-    return dict(parameters or {})
+        exact = as_text(value, "value") if isinstance(value, str) else int(value)
+        checked[as_text(name, "name")] = value if isinstance(value, bool) else exact
+    return checked

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
 from forebay.engines.tensor.measures import FAMILIES_MAX, SERIES_MAX, Family, Labels, Measure, Series
-from forebay.engines.tensor.python.tensors import TritonModelException
+from forebay.engines.tensor.python.tensors import TritonModelException, as_text
 
 LABELS_MAX: Final = 16
 CHARS_MAX: Final = 256
@@ -121,6 +121,7 @@ class MetricFamily:
     HISTOGRAM: ClassVar = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        name, description = as_text(name, "name"), as_text(description, "description")
         if not isinstance(kind, MetricKind) or len(name) > CHARS_MAX or not _NAME.fullmatch(name):
             raise TritonModelException(f"Error when creating MetricFamily: '{name[:CHARS_MAX]}' of kind {kind}")
         with _lock:
@@ -175,7 +176,7 @@ def _labels(given: Mapping[str, str]) -> Labels:
             raise TritonModelException(f"Error when creating Metric: label '{name[:CHARS_MAX]}' is too long")
     if len(given) > LABELS_MAX:
         raise TritonModelException(f"Error when creating Metric: more than {LABELS_MAX} labels")
-    return tuple(sorted(given.items()))
+    return tuple(sorted((as_text(name, "name"), as_text(value, "value")) for name, value in given.items()))
 
 
 def _bounds(given: Sequence[float]) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """Tensors in the Python model API, and names of element types."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from operator import index
+from typing import Any, Final, Protocol, SupportsIndex, cast, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +13,26 @@ from forebay.engines.tensor.protocol import Array
 
 class TritonModelException(Exception):  # noqa: N818 - the name that models catch
     """The model has misused the API, or reports an error."""
+
+
+def as_text(value: object, what: str) -> str:
+    """Text that can be encoded, from what Triton takes as text: also `bytes`, and subclasses such as `numpy.str_`."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value)}")
+    return value if type(value) is str and value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def as_integer(value: object, what: str) -> int:
+    """An integer that can be encoded, from what Triton takes as one: also numpy's."""
+    try:
+        found = index(cast(SupportsIndex, value))
+    except TypeError:
+        raise TypeError(f"{what} must be an int, not {type(value)}") from None
+    if not -(2**63) <= found < 2**64:
+        raise TypeError(f"{what} must be an int of 64 bits, not {found}")
+    return found
 
 
 NUMBERS: Final = {
@@ -105,7 +126,8 @@ class Tensor:
     __slots__ = ("_array", "_name", "datatype")
 
     def __init__(self, name: str, numpy_array: Array) -> None:
-        if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
+        name = as_text(name, "name")
+        if not isinstance(numpy_array, np.ndarray):
             raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray) was called with {type(numpy_array)}")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
@@ -173,6 +195,7 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
         """A tensor over the memory of a DLPack object or capsule; GPU memory is copied."""
+        name = as_text(name, "name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if type(tensor).__name__ == "PyCapsule":

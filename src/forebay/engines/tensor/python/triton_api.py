@@ -29,6 +29,8 @@ from forebay.engines.tensor.python.tensors import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
     TritonModelException,
+    as_integer,
+    as_text,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -167,20 +169,24 @@ def get_model_dir() -> str:
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
     """Load a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
-    inputs = {name: np.frombuffer(data, np.uint8) if data else EMPTY for name, data in (files or {}).items()}
-    ask(Act.LOAD, model_name, LATEST, {"config": config} if config else {}, inputs)
+    inputs = {
+        as_text(name, "a file's name"): np.frombuffer(data, np.uint8) if data else EMPTY
+        for name, data in (files or {}).items()
+    }
+    ask(Act.LOAD, model_name, LATEST, {"config": as_text(config, "config")} if config else {}, inputs)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
-    ask(Act.UNLOAD, model_name, LATEST, {"unload_dependents": unload_dependents}, {})
+    ask(Act.UNLOAD, model_name, LATEST, {"unload_dependents": bool(unload_dependents)}, {})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model, or that version of it, is ready. Raises `TritonModelException` outside of requests."""
-    if model_version and not (model_version.isascii() and model_version.isdigit()):
-        raise TritonModelException(f"is_model_ready: {model_version!r} is not the number of a version.")
-    version = int(model_version) if model_version else LATEST
+    wanted = as_text(model_version, "model_version") if model_version else ""
+    if wanted and not (wanted.isascii() and wanted.isdigit()):
+        raise TritonModelException(f"is_model_ready: {wanted!r} is not the number of a version.")
+    version = as_integer(int(wanted), "model_version") if wanted else LATEST
     return bool(ask(Act.READY, model_name, version, {}, {}).parameters[Act.READY])
 
 

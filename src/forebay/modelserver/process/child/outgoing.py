@@ -78,8 +78,8 @@ def ask(channel: Channel[ToChild], request: Request) -> tuple[Ask, Parcel]:
 
 
 def plain(text: str) -> str:
-    """The text with unpaired surrogates replaced, which cannot be encoded."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    """The text with unpaired surrogates replaced, and as `str` itself: no others can be encoded."""
+    return text if type(text) is str and text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def error_text(text: str) -> str:
