@@ -267,8 +267,8 @@ def _element(datatype: Datatype, value: float | str) -> bytes:
 
 
 def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
-    """The initial state of a sequence: a file or zeros. Raises `Refused` if the file's length is wrong."""
-    dims = tuple(1 if size == VARIABLE else size for size in state.dims)
+    """The initial state of a sequence: a file or zeros. Raises `Refused` if the file is too short."""
+    dims = state.initial_dims or tuple(1 if size == VARIABLE else size for size in state.dims)
     shape = (1, *dims) if config.max_batch else dims
     size = prod(dims) * ELEMENT_BYTES.get(state.datatype, LENGTH.size)
     data = bytes(size)
@@ -278,9 +278,13 @@ def _initial(state: State, config: ModelConfig, folder: Path) -> Tensor:
         except OSError as error:
             text = f"initial state '{state.initial_file}' cannot be read: {error.strerror}"
             raise Refused(Kind.INVALID_ARGUMENT, text) from None
-        if len(data) != size and state.datatype is not Datatype.BYTES:
-            text = f"initial state '{state.initial_file}' has {len(data)} bytes, but state '{state.input}' has {size}"
-            raise Refused(Kind.INVALID_ARGUMENT, text)
+        if state.datatype is not Datatype.BYTES:
+            if len(data) < size:
+                text = (
+                    f"initial state '{state.initial_file}' has {len(data)} bytes; state '{state.input}' needs {size}"
+                )
+                raise Refused(Kind.INVALID_ARGUMENT, text)
+            data = data[:size]
     return Tensor(state.input, state.datatype, shape, data)
 
 

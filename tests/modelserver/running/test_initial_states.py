@@ -1,0 +1,53 @@
+"""The state with which a sequence begins: of the size that the configuration says, from a file or zeros."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.modelserver.models.rig import IO, serving, tensor, write
+
+from forebay.core.serving.errors import Refused
+
+pytestmark = pytest.mark.slow
+ADD = """
+    def answer(self, request):
+        assert get(request).shape == get(request, "WAS").shape
+        total = get(request) + get(request, "WAS")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", total), pb_utils.Tensor("IS", total)])
+"""
+
+
+def repository(root: Path, source: str) -> Path:
+    """A model with a state of any size, of which the initial one has 2 elements; its file has 3."""
+    state = f"""
+        max_batch_size: 2
+        sequence_batching {{ state {{ input_name: "WAS" output_name: "IS" data_type: TYPE_FP32 dims: [-1]
+            initial_state {{ name: "first" data_type: TYPE_FP32 dims: [2] {source} }} }} }}
+    """
+    write(root, "m", f'backend: "python" {IO.format(dims="-1")} {state}', ADD)
+    (root / "m" / "initial_state").mkdir()
+    (root / "m" / "initial_state" / "three").write_bytes(bytes(tensor("IN", [10.0, 20.0, 30.0]).data))
+    (root / "m" / "initial_state" / "one").write_bytes(bytes(tensor("IN", [10.0]).data))
+    return root
+
+
+@pytest.mark.parametrize(("source", "first"), [('data_file: "three"', [11.0, 21.0]), ("zero_data: true", [1.0, 1.0])])
+def test_initial_state_has_its_own_dims_and_may_have_a_longer_file(
+    tmp_path: Path, source: str, first: list[float]
+) -> None:
+    async def main() -> None:
+        async with serving(repository(tmp_path, source), startup=("m",)) as server:
+            one = tensor("IN", [[1.0, 1.0]])
+            assert await server.numbers("m", one, sequence_id=1, sequence_start=True) == [first]
+            assert await server.numbers("m", one, sequence_id=1, sequence_end=True) == [[x + 1 for x in first]]
+
+    asyncio.run(main())
+
+
+def test_initial_state_with_too_short_a_file_fails_the_load(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(repository(tmp_path, 'data_file: "one"')) as server:
+            with pytest.raises(Refused, match="initial state 'one' has 4 bytes; state 'WAS' needs 8"):
+                await server.load("m", {})
+
+    asyncio.run(main())
