@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,77 @@ def test_images_are_not_downscaled_below_the_required_size(width: int, height: i
 def test_too_large_images_are_not_decoded(width: int, height: int) -> None:
     with pytest.raises(imaging.BadImage, match="at most 40 megapixels and 30000 pixels a side"):
         imaging.decode(stored(Image.new("1", (width, height)), "PNG"))
+
+
+SHORT, LONG, SLONG8 = 3, 4, 17
+
+
+def tiled(side: int, tiles: list[tuple[int, int]], *, big: bool = False, order: str = "<") -> bytes:
+    """A white TIFF of one square tile; `tiles` are the entries for its sides, each with type and value."""
+    data = zlib.compress(b"\xff" * side * side)
+    entries = [(256, SHORT, 10), (257, SHORT, 10), (258, SHORT, 8), (259, SHORT, 8), (262, SHORT, 1), (277, SHORT, 1)]
+    entries += [(tag, kind, value) for tag in (322, 323) for kind, value in tiles]
+    entries += [(324, LONG, 16), (325, LONG, len(data))]
+    head, count, number, field = ("HHHQ", "Q", "Q", 8) if big else ("HI", "H", "I", 4)
+    versions = (43, 8, 0) if big else (42,)
+    start = struct.pack(order + head, *versions, 16 + len(data))
+    file = (b"II" if order == "<" else b"MM") + start
+    file = file.ljust(16, b"\0") + data + struct.pack(order + count, len(entries))
+    for tag, kind, value in entries:
+        inline = struct.pack(order + ("H" if kind == SHORT else "I"), value)
+        file += struct.pack(order + "HH" + number, tag, kind, 1) + inline.ljust(field, b"\0")
+    return file + bytes(8)
+
+
+@pytest.mark.parametrize(("big", "order"), [(False, "<"), (False, ">"), (True, "<")])
+@pytest.mark.parametrize("kind", [SHORT, LONG])
+def test_tiles_of_a_tiff_may_exceed_it(big: bool, order: str, kind: int) -> None:
+    pixels = imaging.decode(tiled(256, [(kind, 256)], big=big, order=order)).pixels
+
+    assert (pixels == 255).all()
+    assert pixels.shape == (10, 10, 3)
+
+
+@pytest.mark.parametrize(("big", "order"), [(False, "<"), (False, ">"), (True, "<")])
+@pytest.mark.parametrize(
+    ("tiles", "says"),
+    [
+        ([(LONG, 6400)], "6400 x 6400 pixels; at most 40 megapixels"),
+        ([(LONG, 6400), (LONG, 16)], "ambiguous"),
+        ([(LONG, 16), (LONG, 6400)], "ambiguous"),
+        ([(SLONG8, 6400)], "ambiguous"),
+    ],
+)
+def test_too_large_tiles_of_a_tiff_are_not_decoded(
+    tiles: list[tuple[int, int]], says: str, big: bool, order: str
+) -> None:
+    with pytest.raises(imaging.BadImage, match=says):
+        imaging.decode(tiled(6400, tiles, big=big, order=order))
+
+
+def test_big_endian_bigtiff_is_not_decoded() -> None:
+    with pytest.raises(imaging.BadImage, match="big-endian BigTIFF"):
+        imaging.check_tiles(tiled(16, [(SHORT, 16)], big=True, order=">"), {})
+
+
+def with_scans(count: int) -> bytes:
+    """A progressive JPEG, the last scan of which is repeated until there are `count`."""
+    file = stored(quarters(), "JPEG", progressive=True)
+    last = file.rindex(b"\xff\xda")
+    return file[:last] + file[last:-2] * (count - file.count(b"\xff\xda") + 1) + file[-2:]
+
+
+@pytest.mark.parametrize("least", [0, 8])
+def test_jpeg_with_too_many_scans_is_not_decoded(least: int) -> None:
+    assert near(imaging.decode(with_scans(100), least).pixels, quarters())
+    with pytest.raises(imaging.BadImage, match="a JPEG of 101 scans; at most 100 are taken"):
+        imaging.decode(with_scans(101), least)
+
+
+def test_video_behind_a_jpeg_is_not_taken_for_scans() -> None:
+    video = b"\xff\xda\x17\x2a" * 1000
+
+    assert near(imaging.decode(stored(quarters(), "JPEG", quality=95) + video).pixels, quarters())
 
 
 @given(st.binary(max_size=300), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]), st.data())

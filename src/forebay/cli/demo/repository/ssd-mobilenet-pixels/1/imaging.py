@@ -1,6 +1,7 @@
 """Decodes image files to arrays, whatever their format, within limits on their size."""
 
 import io
+import re
 import struct
 from typing import NamedTuple
 
@@ -13,6 +14,12 @@ PIXELS_MAX = 40_000_000
 """More than phone cameras usually have; checked before decoding."""
 SIDE_MAX = 30_000
 """Maximum width or height in pixels."""
+TIFF_SIDES = ((256, 322), (257, 323))
+"""The tags of a TIFF's width and tile width, and of its height and tile height."""
+SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
+"""The start of a scan of a JPEG, with its length and its number of components."""
+SCANS_MAX = 100
+"""Usual progressive JPEGs have about ten. Each costs a pass over all pixels, and may have next to no bytes."""
 TURN = Image.Transpose
 TURNS = {
     2: TURN.FLIP_LEFT_RIGHT, 3: TURN.ROTATE_180, 4: TURN.FLIP_TOP_BOTTOM,
@@ -45,6 +52,10 @@ def decode(data, least=0):
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check(image.size)
+            if image.format == "TIFF":
+                check_tiles(data, image.tag_v2)
+            elif image.format in ("JPEG", "MPO"):
+                check_scans(data)
             size = image.size
             shrink = max(1.0, min(size) / least) if least else 1.0
             if shrink == 1.0 or image.draft("RGB", tuple(max(1, int(side / shrink)) for side in size)) is None:
@@ -78,6 +89,27 @@ def check(size):
     width, height = size
     if width * height > PIXELS_MAX or max(size) > SIDE_MAX:
         raise BadImage(f"{width} x {height} pixels; {TAKEN}")
+
+
+def check_tiles(data, tags):
+    """Raises `BadImage` if the tiles of a TIFF are too large: libtiff decodes them whole, beyond the picture too."""
+    if data.startswith(b"MM\0+"):  # Pillow reads the entries as those of a plain TIFF
+        raise BadImage("big-endian BigTIFF is not read")
+    start, order = tags.offset, "<" if tags.prefix == b"II" else ">"
+    first, step, count = (8, 20, "Q") if data[2] == 43 else (2, 12, "H")
+    (count,) = struct.unpack_from(order + count, data, start)
+    places = range(start + first, start + first + count * step, step)
+    listed = [struct.unpack_from(order + "H", data, place)[0] for place in places]
+    if any(listed.count(tile) != (tile in tags) for _, tile in TIFF_SIDES):
+        raise BadImage("the size of its tiles is ambiguous")  # libtiff reads other values than Pillow
+    check([max(tags[side], tags.get(tile, 1)) for side, tile in TIFF_SIDES])
+
+
+def check_scans(data):
+    """Raises `BadImage` if a JPEG has too many scans."""
+    scans = len(SCAN.findall(data))
+    if scans > SCANS_MAX:
+        raise BadImage(f"a JPEG of {scans} scans; at most {SCANS_MAX} are taken")
 
 
 def opaque(image):
