@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -216,6 +217,33 @@ def test_video_behind_a_jpeg_is_not_taken_for_scans() -> None:
     video = b"\xff\xda\x17\x2a" * 1000
 
     assert near(imaging.decode(stored(quarters(), "JPEG", quality=95) + video).pixels, quarters())
+
+
+def test_squares_have_the_requested_side_and_keep_the_sizes_of_the_images() -> None:
+    pixels, sizes = imaging.squares([stored(quarters(), "PNG"), stored(quarters(500, 900), "PNG")], 32)
+
+    assert (pixels.shape, pixels.dtype, sizes.dtype) == ((2, 32, 32, 3), np.uint8, np.int32)
+    assert sizes.tolist() == [[64, 32], [500, 900]]
+    assert all(near(each, quarters()) for each in pixels)
+
+
+def test_unreadable_image_of_several_is_named() -> None:
+    with pytest.raises(imaging.BadImage, match=r"image\[1\]: not an image"):
+        imaging.squares([stored(quarters(), "PNG"), b"no image"], 32)
+
+
+def test_images_of_a_batch_are_not_kept_in_full_size() -> None:
+    file = stored(Image.new("RGB", (1000, 1000)), "PNG")
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        imaging.squares([file] * count, 300)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(1)
+    assert peak(8) - peak(1) < 1000 * 1000 * 3
 
 
 @given(st.binary(max_size=300), st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"]), st.data())

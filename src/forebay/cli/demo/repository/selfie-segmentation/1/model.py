@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
-from .imaging import BadImage, decode, resized
+from .imaging import BadImage, squares
 
 SIDE = 256
 """Width and height of the network's input in pixels."""
@@ -36,27 +36,25 @@ class TritonPythonModel:
 
     def _answer(self, request):
         files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
-        pictures = []
-        for row, file in enumerate(files):
-            try:
-                pictures.append(decode(file, SIDE))
-            except BadImage as error:
-                refused = pb_utils.TritonError(f"image[{row}]: {error}", pb_utils.TritonError.INVALID_ARG)
-                return pb_utils.InferenceResponse(error=refused)
-        masks = [self.mask(each.pixels) for each in pictures]
+        try:
+            pixels, sizes = squares(files, SIDE)
+        except BadImage as error:
+            refused = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=refused)
+        masks = [self.mask(each) for each in pixels]
         areas = np.array([[(mask > 0.5).mean()] for mask in masks], np.float32)
-        files = [[png(mask, each.width, each.height)] for mask, each in zip(masks, pictures, strict=True)]
+        files = [[png(mask, *size)] for mask, size in zip(masks, sizes.tolist(), strict=True)]
         tensors = (
-            ("LABEL", np.array([[b"person"]] * len(pictures), object)),
+            ("LABEL", np.array([[b"person"]] * len(masks), object)),
             ("AREA", areas),
             ("MASK", np.array(files, object)),
-            ("SIZE", np.array([(each.width, each.height) for each in pictures], np.int32)),
+            ("SIZE", sizes),
         )
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
 
     def mask(self, pixels):
         """The probability of each pixel to belong to a person: FP32 [256, 256], 0 to 1."""
-        self.network.set_tensor(self.input, resized(pixels, SIDE, SIDE)[np.newaxis].astype(np.float32) / 255)
+        self.network.set_tensor(self.input, pixels[np.newaxis].astype(np.float32) / 255)
         self.network.invoke()
         return self.network.get_tensor(self.output)[0, :, :, 0]
 

@@ -132,3 +132,20 @@ def resized(pixels, width, height):
     """The resized pixels; averaged if they get smaller."""
     image = Image.fromarray(pixels)
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0))
+
+
+def squares(files, side):
+    """Pixels of each file resized to a square, uint8 [n, side, side, 3], and width and height of each, int32 [n, 2].
+
+    Raises `BadImage` with the index of the file.
+    """
+    pixels, sizes = np.empty((len(files), side, side, 3), np.uint8), np.empty((len(files), 2), np.int32)
+    for row, file in enumerate(files):
+        try:
+            picture = decode(file, side)
+        except BadImage as error:
+            raise BadImage(f"image[{row}]: {error}") from error
+        pixels[row] = resized(picture.pixels, side, side)
+        sizes[row] = picture.width, picture.height
+        del picture  # only one is kept in full size: each may take 120 MB
+    return pixels, sizes

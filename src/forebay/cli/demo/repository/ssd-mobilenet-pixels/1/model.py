@@ -5,7 +5,7 @@ import json
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .imaging import BadImage, decode, resized
+from .imaging import BadImage, squares
 
 
 class TritonPythonModel:
@@ -22,16 +22,12 @@ class TritonPythonModel:
 
     def _answer(self, request):
         files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().reshape(-1)
-        pictures = []
-        for row, file in enumerate(files):
-            try:
-                pictures.append(decode(file, self.side))
-            except BadImage as error:
-                refused = pb_utils.TritonError(f"image[{row}]: {error}", pb_utils.TritonError.INVALID_ARG)
-                return pb_utils.InferenceResponse(error=refused)
-        pixels = np.stack([resized(each.pixels, self.side, self.side) for each in pictures])
+        try:
+            pixels, sizes = squares(files, self.side)
+        except BadImage as error:
+            refused = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=refused)
         if not self.as_bytes:
             # from 0 … 255 to -1 … 1, as the network was trained
             pixels = np.ascontiguousarray(((pixels.astype(np.float32) - 127) / 128).transpose(0, 3, 1, 2))
-        sizes = np.array([(each.width, each.height) for each in pictures], np.int32)
         return pb_utils.InferenceResponse([pb_utils.Tensor("PIXELS", pixels), pb_utils.Tensor("SIZE", sizes)])
