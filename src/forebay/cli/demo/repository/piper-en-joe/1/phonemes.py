@@ -14,6 +14,8 @@ IPA = 2
 _MARK = re.compile(r"([.,;:!?\u2014\u2026])[\"'\u201d\u2019)\]]*\s*\S?\s*$")
 """The punctuation mark at the end of a clause; espeak-ng has read one character of the next clause."""
 _ABBREVIATION = re.compile(r"\b(Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e)\.\s*\S?\s*$", re.I)
+_SWITCH = re.compile(r"\([a-z0-9-]{2,}\)")
+"""The language of the phonemes that follow, as in `(ko)`. Parentheses of the text never get into the phonemes."""
 _AS = {"\u2014": ",", "\u2026": "."}
 PHONEMES_MAX = 500
 """Maximum length of a sentence: the memory that a voice needs grows with its square."""
@@ -56,7 +58,7 @@ class Phonemizer:
         while at.value is not None:
             phonemes = self._lib.espeak_TextToPhonemes(ctypes.byref(at), UTF8, IPA) or b""
             now = len(data) if at.value is None else at.value - start
-            yield data[max(0, before - WORD_BYTES) : now].decode(errors="replace"), phonemes.decode()
+            yield data[max(0, before - WORD_BYTES) : now].decode(errors="replace"), _SWITCH.sub("", phonemes.decode())
             before = now
 
 
