@@ -1,5 +1,6 @@
 """Speech models of the demo without weights: decoding and encoding of audio files, text to phonemes."""
 
+import io
 import struct
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,31 @@ def test_damaged_audio_is_decoded_as_far_as_possible(audio: ModuleType, encoding
     assert audio.decode(bytes(file), 60).size > 2 * audio.RATE_HZ
 
 
+def mp3(samples: np.ndarray[Any, Any], rate_hz: int, layout: str) -> bytes:
+    """An MP3 file of these samples, the same ones in each channel."""
+    av = pytest.importorskip("av")
+    channels = 2 if layout == "stereo" else 1
+    data = io.BytesIO()
+    with av.open(data, "w", format="mp3") as file:
+        stream = file.add_stream("libmp3lame", rate=rate_hz, layout=layout)
+        frame = av.AudioFrame.from_ndarray(samples.repeat(channels).reshape(1, -1), "s16", layout)
+        frame.sample_rate = rate_hz
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return data.getvalue()
+
+
+def test_audio_that_changes_its_form_midway_is_decoded_to_the_end(audio: ModuleType) -> None:
+    parts = [mp3(tone(1), RATE_HZ, "mono"), mp3(tone(1), 2 * RATE_HZ, "stereo"), mp3(tone(1), RATE_HZ, "mono")]
+
+    samples = audio.decode(b"".join(parts), 60)
+
+    assert 2.4 < samples.size / audio.RATE_HZ < 2.9  # the middle one lasts half as long
+    for at_s in (0.5, 1.3, 2.1):
+        piece = samples[int(at_s * audio.RATE_HZ) :][:2000]
+        assert 0.3 < np.sqrt(np.mean(piece**2)) < 0.4
+
+
 @pytest.mark.parametrize(
     ("text", "ends"),
     [
@@ -143,3 +169,15 @@ def test_punctuation_is_kept_and_long_sentences_are_split(phonemes: Any) -> None
     long = list(phonemes.sentences("word " * 800))
     assert len(long) > 5
     assert max(map(len, long)) <= 500
+
+
+@pytest.mark.parametrize("text", ["한국어", "한국어 and नमस्ते, you see.", "नमस्ते (हिन्दी)"])
+def test_marks_of_another_language_are_not_spoken(phonemes: Any, text: str) -> None:
+    (sentence,) = phonemes.sentences(text)
+    assert not set(sentence) & set("()-")
+    assert len(sentence) > 5
+
+
+def test_text_in_parentheses_is_spoken(phonemes: Any) -> None:
+    (sentence,) = phonemes.sentences("Speak (en) in (the) park (ko).")
+    assert len(sentence.split()) == 6

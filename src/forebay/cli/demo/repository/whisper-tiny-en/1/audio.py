@@ -22,8 +22,7 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
         with av.open(io.BytesIO(data), options={"format_whitelist": FORMATS}, metadata_errors="ignore") as file:
             if not file.streams.audio:
                 raise AudioError("there is no audio in it")
-            resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
-            for frame in _frames(file, resampler):
+            for frame in _frames(file):
                 samples = frame.to_ndarray()[0]
                 count += samples.size
                 if count > count_max:
@@ -38,8 +37,9 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
     return samples
 
 
-def _frames(file, resampler):
+def _frames(file):
     """The resampled frames. Damaged packets are skipped, as players do."""
+    resampler, form = None, None
     for packet in file.demux(audio=0):
         try:
             frames = packet.decode()
@@ -47,5 +47,11 @@ def _frames(file, resampler):
             continue
         for frame in frames:
             frame.pts = None  # gaps and jumps of time stamps do not matter
+            before, form = form, (frame.format.name, frame.layout.name, frame.sample_rate)
+            if form != before:  # files that were joined change it midway; a resampler takes one form only
+                if resampler is not None:
+                    yield from resampler.resample(None)
+                resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
             yield from resampler.resample(frame)
-    yield from resampler.resample(None)
+    if resampler is not None:
+        yield from resampler.resample(None)
