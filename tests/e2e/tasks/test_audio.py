@@ -97,7 +97,7 @@ def test_transcript_has_timestamps_words_and_subtitles(talk: openai.OpenAI) -> N
     file = say(talk, "The quick brown fox jumps over the lazy dog. How much wood would a woodchuck chuck?")
     found = hear(talk, file, response_format="verbose_json", timestamp_granularities=["word", "segment"])
     assert "quick brown fox" in found.text
-    assert found.language == "en"
+    assert found.language == "english"
     assert found.segments[0].start < found.segments[-1].end <= found.duration + 1
     assert [words(each.word) for each in found.words[:3]] == [["the"], ["quick"], ["brown"]]
     assert all(each.start <= each.end for each in found.words)
@@ -138,7 +138,7 @@ def german(text: str) -> bytes:
 def test_german_speech_is_transcribed_and_translated(talk: openai.OpenAI) -> None:
     file = ("german.wav", german("Guten Morgen, meine Damen und Herren. Der Zug nach München fährt heute nicht."))
     written = talk.audio.transcriptions.create(model=POLYGLOT, file=file, response_format="verbose_json")
-    assert (written.language, words(written.text)[:2]) == ("de", ["guten", "morgen"])
+    assert (written.language, words(written.text)[:2]) == ("german", ["guten", "morgen"])
     translated: Any = talk.audio.translations.create(model=POLYGLOT, file=file, response_format="verbose_json")
     assert (translated.language, words(translated.text)[:2]) == ("english", ["good", "morning"])
 

@@ -97,9 +97,19 @@ def test_verbose_json_has_the_requested_granularities(
     name: str, asked: list[str], has: dict[str, Any], words: bool
 ) -> None:
     answer, shelf = ask({"response_format": "verbose_json", name: asked})
-    about = {"task": "transcribe", "language": "en", "duration": 3725.5, "text": "Hello there --> you."}
+    about = {"task": "transcribe", "language": "english", "duration": 3725.5, "text": "Hello there --> you."}
     assert answer.json() == {**about, **has, "usage": {"type": "duration", "seconds": 3725.5}}
     assert shelf.requests[0].parameters == ({"words": True} if words else {})
+
+
+@pytest.mark.parametrize(
+    ("reported", "named"), [("de", "german"), ("yue", "cantonese"), ("english", "english"), ("tlh", "tlh")]
+)
+def test_language_is_named_as_by_openai(reported: str, named: str) -> None:
+    answer, _ = ask(
+        {"response_format": "verbose_json"}, model=lambda _: [response(TEXT=texts("a"), LANGUAGE=texts(reported))]
+    )
+    assert answer.json()["language"] == named
 
 
 def test_model_receives_the_file_and_the_options() -> None:

@@ -2,8 +2,8 @@
 
 Inputs: `AUDIO` (BYTES, the unchanged file) and the request parameters `language`, `prompt`, `temperature`,
 `translate` and `words`. Output: segments, `TEXT` (BYTES, any number); optionally `TIMES` (FP32, start and end of each
-in seconds), `DETAILS` (BYTES, a JSON object for each with OpenAI's field names), `LANGUAGE` (BYTES) and `DURATION`
-(FP32, seconds). Decoupled models may give segments one by one, for streaming.
+in seconds), `DETAILS` (BYTES, a JSON object for each with OpenAI's field names), `LANGUAGE` (BYTES, a code
+or a name) and `DURATION` (FP32, seconds). Decoupled models may give segments one by one, for streaming.
 """
 
 from collections.abc import Callable

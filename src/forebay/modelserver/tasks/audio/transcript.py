@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forebay.core.serving.values import InferResponse
+from forebay.modelserver.tasks.audio.languages import name_of
 from forebay.modelserver.tasks.contract import JSON, Answer, ContractViolation
 from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts
 
@@ -104,7 +105,7 @@ def as_verbose(found: Transcript, *, task: str, segments: bool, words: bool) -> 
     """All known fields, with segments, words, or both."""
     body: dict[str, Any] = {
         "task": task,
-        "language": found.language,
+        "language": name_of(found.language),
         "duration": found.duration_s,
         "text": found.text,
     }
