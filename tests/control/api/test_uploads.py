@@ -197,3 +197,12 @@ def test_upload_without_engine_is_rejected_and_its_files_are_kept(parts: Service
         assert (await client.post("/v1/registry/chat", json=upload())).status_code == 200
 
     run(parts, test)
+
+
+def test_source_below_an_unknown_home_folder_is_refused_by_name(parts: Services) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/registry/chat", json={"source": "~no-such-user/m.gguf"})
+        assert problem(answer) == (409, "conflict", None)
+        assert "~no-such-user/m.gguf: there is no such home folder" in answer.text
+
+    run(parts, test)
