@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tests.cli.fake_server import FakeServer
 
+from forebay.cli.settings import INTERRUPTED
+
 PROMPT = "you >"
 
 
@@ -48,7 +50,7 @@ class Terminal:
         return before
 
     def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
+        os.write(self._ours, os.fsencode(text))
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -79,6 +81,9 @@ def test_turns_share_a_conversation_until_ctrl_d(terminal: Terminal, server: Fak
     terminal.wait_for(PROMPT)
     terminal.type("/reset\n")
     terminal.wait_for("new conversation")
+    terminal.wait_for(PROMPT)
+    terminal.type("\udcff\n")
+    terminal.wait_for("not UTF-8")
     terminal.wait_for(PROMPT)
     terminal.type("three\n")
     terminal.wait_for("is Paris.")
@@ -125,5 +130,16 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(server: FakeServer, t
         terminal.wait_for(PROMPT)
         terminal.type("\x04")
         assert terminal.process.wait(20) == 0
+    finally:
+        terminal.close()
+
+
+def test_ctrl_c_ends_a_single_answer_with_its_exit_code(server: FakeServer, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "--url", server.url, "--model", "slow", "talk")
+    try:
+        terminal.wait_for("word 1 ")
+        terminal.interrupt()
+        terminal.wait_for("stopped")
+        assert terminal.process.wait(20) == INTERRUPTED
     finally:
         terminal.close()

@@ -75,6 +75,12 @@ def test_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
         )
 
 
+def test_home_that_cannot_be_looked_up_is_reported(tmp_path: Path) -> None:
+    home = tmp_path / ("a" * 300)
+    advice = "set FOREBAY_HOME to a folder you may write to"
+    assert check_disk(home) == Check("disk", State.MISSING, f"{home}: File name too long", advice)
+
+
 def test_missing_home_folder_is_ok(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "a" / "b").state in (State.OK, State.WARN)
 

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -119,7 +120,9 @@ def test_invalid_source_error_lists_supported_forms(text: str) -> None:
 
 
 def test_home_folder_that_does_not_exist_is_explained() -> None:
-    with pytest.raises(SourceError, match="^~no-such-user/m.gguf: there is no such home folder; write the whole path"):
+    with pytest.raises(
+        SourceError, match="^~no-such-user/m.gguf: there is no such home folder; write the whole path"
+    ):
         parse("~no-such-user/m.gguf")
     assert problem("~no-such-user/m.gguf").startswith("~no-such-user/m.gguf: ")
 
@@ -127,6 +130,18 @@ def test_home_folder_that_does_not_exist_is_explained() -> None:
 @pytest.mark.parametrize("name", ["a" * 300, "a:" + "a" * 300])
 def test_path_that_cannot_be_looked_up_is_a_problem_of_its_source(name: str) -> None:
     assert problem(f"{name}.gguf").endswith(f"{name}.gguf: File name too long")
+
+
+def test_missing_file_is_reported_where_its_neighbours_cannot_be_listed() -> None:
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o311)
+        was = os.geteuid()
+        os.seteuid(was or 65_534)
+        try:
+            found = problem(f"{folder}/m.gguf")
+        finally:
+            os.seteuid(was)
+        assert found == f"{folder}/m.gguf: no such file or folder. {folder} cannot be listed."
 
 
 def test_path_is_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

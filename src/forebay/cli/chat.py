@@ -15,6 +15,7 @@ from forebay.cli.server import refusal
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 
 TURNS_MAX = 1000
+PROMPT_CHARS_MAX = 1_000_000
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters, which would let a model control the terminal."""
 
@@ -110,8 +111,8 @@ def _take(event: dict[str, object], answer: Answer) -> str:
     return str((choices[0].get("delta") or {}).get("content") or "")
 
 
-def show_answer(talk: Talk, prompt: str, out: Console, notes: Console) -> bool:
-    """Print an answer as it is generated. False: it failed. Ctrl-C ends the answer, not the conversation."""
+def show_answer(talk: Talk, prompt: str, out: Console, notes: Console) -> int:
+    """Print an answer as it is generated; returns the exit code. Ctrl-C ends the answer, not the conversation."""
     answer = Answer()
     try:
         for piece in talk.ask(prompt, answer):
@@ -121,15 +122,15 @@ def show_answer(talk: Talk, prompt: str, out: Console, notes: Console) -> bool:
     except KeyboardInterrupt:
         out.file.write("\n")
         notes.print("[yellow]stopped[/]")
-        return True
+        return INTERRUPTED
     except ChatFailed as failure:
         out.file.write("\n" if answer.text else "")
         notes.print("[bold red]No answer:[/] " if not answer.text else "[bold red]Incomplete:[/] ", end="")
         notes.print(_UNSAFE.sub("", str(failure)), markup=False, highlight=False)
-        return False
+        return 1
     if notes.is_terminal:
         notes.print(summary(answer), style="dim", highlight=False)
-    return True
+    return 0
 
 
 def summary(answer: Answer) -> str:
@@ -158,6 +159,10 @@ def converse(talk: Talk, out: Console, notes: Console) -> int:
     while True:
         try:
             prompt = input("\001\033[1;36m\002you >\001\033[0m\002 " if out.is_terminal else "you > ").strip()
+            prompt.encode()  # see `chat`
+        except UnicodeError:
+            notes.print("[yellow]that is not UTF-8[/]")
+            continue
         except EOFError:
             out.file.write("\n")
             return 0
@@ -179,12 +184,16 @@ def converse(talk: Talk, out: Console, notes: Console) -> int:
 def chat(talk: Talk, prompt: str | None, out: Console, notes: Console) -> int:
     """Answer a single prompt from the argument or standard input, else start a conversation."""
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read(1_000_000).strip()
+        try:
+            prompt = sys.stdin.read(PROMPT_CHARS_MAX).strip()
+            prompt.encode()  # with some locales other bytes have become surrogates
+        except UnicodeError:
+            raise UserError("Standard input is not UTF-8.", WRONG_USAGE) from None
         if not prompt:
             raise UserError("No prompt: give one as an argument or on standard input.", WRONG_USAGE)
     if prompt is None:
         return converse(talk, out, notes)
-    return 0 if show_answer(talk, prompt, out, notes) else 1
+    return show_answer(talk, prompt, out, notes)
 
 
 def system_message(text: str | None) -> list[dict[str, str]]:

@@ -114,10 +114,15 @@ def check_memory() -> Check:
 
 def check_disk(home: Path) -> Check:
     """Disk space for models and caches, and write permission."""
-    place = next(p for p in (home, *home.parents) if p.exists())
+    try:
+        place = next(p for p in (home, *home.parents) if p.exists())
+    except OSError as error:
+        return Check(
+            "disk", State.MISSING, f"{home}: {error.strerror}", "set FOREBAY_HOME to a folder you may write to"
+        )
     if not place.is_dir():
         return Check("disk", State.MISSING, f"{place} is not a folder", "set FOREBAY_HOME to a folder")
-    if not os.access(place, os.W_OK):
+    if not os.access(place, os.W_OK | os.X_OK):
         return Check(
             "disk", State.MISSING, f"{place} is not writable", "set FOREBAY_HOME to a folder you may write to"
         )

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -32,7 +32,7 @@ from forebay.cli.registry.command import history, registry
 from forebay.cli.repository.command import serve
 from forebay.cli.repository.demos.command import repository
 from forebay.cli.scale.command import scale
-from forebay.cli.settings import UserError
+from forebay.cli.settings import UserError, is_text
 from forebay.cli.simulate.command import simulate
 from forebay.cli.sla.command import sla
 
@@ -340,27 +340,63 @@ def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(lost)
 
 
+def _open_streams() -> None:
+    """A standard stream that was closed, as by `>&-`, is empty, or discards what is written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
+
+
+def _no_text() -> str | None:
+    """The first argument that is not UTF-8, made printable. It may be a path, and then nothing is wrong with it."""
+    shown = (os.fsencode(word).decode(errors="backslashreplace") for word in sys.argv[1:] if not is_text(word))
+    return next(shown, None)
+
+
+def _said(error: OSError) -> str:
+    """What an error of the system is about, and its text."""
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    if error.errno in UNWRITABLE:
+        return f"the output cannot be written: {error.strerror}."
+    try:
+        Path.cwd()
+    except OSError:
+        return "The current folder does not exist any more: change to another one."
+    return f"{error.strerror}."
+
+
+def _fail(text: str, exit_code: int) -> NoReturn:
+    print(_fitted(f"forebay: {text}"), file=sys.stderr)
+    sys.exit(exit_code)
+
+
 def main() -> None:
     """Entry point: expected errors end with a message and an exit code, not with a traceback."""
     sys.unraisablehook = _interrupt_again
+    _open_streams()
     try:
         try:
             app()
         finally:
             print(end="", flush=True)  # a failure at the interpreter's exit would be reported in its words, with 120
     except UserError as error:
-        print(_fitted(f"forebay: {error}"), file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.exit(settings.INTERRUPTED)
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
+    except UnicodeEncodeError:
+        argument = _no_text()
+        if argument is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the output
-        if not isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
-            where = error.filename or "the output cannot be written"
-            print(_fitted(f"forebay: {where}: {error.strerror}."), file=sys.stderr)
-        sys.exit(1)
+        _fail(f"{argument}: this argument is not UTF-8.", settings.WRONG_USAGE)
+    except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
+        if error.errno in UNWRITABLE:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the output
+        if isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
+            sys.exit(1)
+        _fail(_said(error), 1)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,10 @@ def base_url(text: str, origin: str) -> str:
         raise UserError(f"{origin}: found {text!r} ({error}); allowed: http[s]://HOST:PORT", WRONG_USAGE) from None
     if url.scheme not in ("http", "https") or not url.host:
         raise UserError(f"{origin}: found {text!r}; allowed: http[s]://HOST:PORT", WRONG_USAGE)
+    try:
+        url.raw_host.decode("ascii").encode("idna")  # as every look-up of a host does, which would raise it
+    except UnicodeError:
+        raise UserError(f"{origin}: found {text!r}; {url.host} is not the name of a host", WRONG_USAGE) from None
     return str(url).rstrip("/")
 
 

@@ -62,9 +62,18 @@ def screen(stderr: bool = False) -> "Console":
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_COLUMNS)
 
 
+def is_text(argument: str) -> bool:
+    """Whether an argument, a path or a variable is UTF-8."""
+    return not any("\udc80" <= each <= "\udcff" for each in argument)
+
+
 def home() -> Path:
-    """FOREBAY_HOME, absolute."""
-    return Path(os.environ.get("FOREBAY_HOME") or HOME).absolute()
+    """FOREBAY_HOME, absolute. Raises `UserError` unless it is UTF-8, as documents name it."""
+    path = Path(os.environ.get("FOREBAY_HOME") or HOME).absolute()
+    if not is_text(str(path)):
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UserError(f"FOREBAY_HOME: {shown} is not UTF-8; set it to another folder.")
+    return path
 
 
 def gateway_url() -> str:
