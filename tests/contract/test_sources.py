@@ -121,7 +121,7 @@ def test_invalid_source_error_lists_supported_forms(text: str) -> None:
 
 def test_home_folder_that_does_not_exist_is_explained() -> None:
     with pytest.raises(
-        SourceError, match="^~no-such-user/m.gguf: there is no such home folder; write the whole path"
+        SourceError, match=r"^~no-such-user/m\.gguf: there is no such home folder; write the whole path"
     ):
         parse("~no-such-user/m.gguf")
     assert problem("~no-such-user/m.gguf").startswith("~no-such-user/m.gguf: ")
