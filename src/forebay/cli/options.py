@@ -74,6 +74,23 @@ def _parameters(group: type[Any]) -> list[inspect.Parameter]:
     ]
 
 
+def given_options(group: Any) -> list[str]:
+    """The options of a group that were given another value than their default."""
+    return [
+        _name_of(parameter)
+        for parameter in _parameters(type(group))
+        if getattr(group, parameter.name) not in (parameter.default, [])
+    ]
+
+
+def _name_of(parameter: inspect.Parameter) -> str:
+    """The first name that is declared for an option, else its field's; Typer has the first one as `default`."""
+    for info in get_args(parameter.annotation)[1:]:
+        if isinstance(info.default, str) and info.default.startswith("--"):
+            return info.default
+    return f"--{parameter.name.replace('_', '-')}"
+
+
 TASKS_HELP: Final = "chat, embed or tensor."
 ENGINES_HELP: Final = "openvino, llamacpp, onnx, modelserver or synthetic."
 FROM_SOURCE: Final = "from the source"

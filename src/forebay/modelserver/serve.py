@@ -289,6 +289,8 @@ async def _listen(server: HttpServer, host: str, port: int, what: str) -> str:
 
 
 def _no_port(host: str, port: int, what: str, error: OSError) -> str:
-    reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
-    where = http1.authority(host, port)
-    return f"cannot listen on {where} for {what}: {reason}; --{what.lower()}-port selects another (0: any)"
+    where, kind = http1.authority(host, port), what.lower()
+    if error.errno == errno.EADDRINUSE:
+        return f"cannot listen on {where} for {what}: the port is in use; --{kind}-port selects another (0: any)"
+    advice = f"--host and --{kind}-address select an address, --{kind}-port a port (0: any)"
+    return f"cannot listen on {where} for {what}: {error.strerror or error}; {advice}"

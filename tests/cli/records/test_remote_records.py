@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.cli.records.test_records import decided, keep
 from tests.cli.registry.test_remote import served
-from tests.cli.test_records import decided, keep
 from tests.control.api.rig import FixedCaller, IdleControl, services
 from typer.testing import CliRunner
 

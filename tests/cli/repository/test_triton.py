@@ -14,7 +14,7 @@ from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions
 from forebay.cli.repository.plan import plan_of
 from forebay.cli.repository.triton import TritonOptions, idle_options, verbosity
-from forebay.cli.settings import UserError
+from forebay.cli.settings import WRONG_USAGE, UserError
 
 wish = defaults
 IDLE = {
@@ -151,3 +151,24 @@ def test_patterns_of_headers_ignore_case_as_in_triton(wish: ServerOptions, patte
     for found in (plan.front.forwarded_headers, plan.rpc.forwarded_headers):
         assert found is not None
         assert [name for name in ("x-user-id", "authorization", "host") if found.search(name)] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("m.onnx", "--host", "::", "--http-port", "1"), "--host, --http-port: only with --repository; one model"),
+        (
+            ("m.onnx", "--id", "x", "--log-error", "off", "--load-model", "x"),
+            "--load-model, --id, --log-error: only with",
+        ),
+        (("m.onnx", "--grpc-keepalive-time", "9"), "--grpc-keepalive-time: only with --repository"),
+        (("--repository", ".", "--port", "1", "--set", "a=b"), "--port, --set: only with one model"),
+        (("--repository", ".", "m.onnx"), "either MODEL_SOURCE (one model) or --repository DIR, not both"),
+        ((), "Nothing to serve"),
+    ],
+)
+def test_option_of_the_other_kind_of_server_is_rejected(words: tuple[str, ...], text: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert isinstance(result.exception, UserError)
+    assert text in str(result.exception)
+    assert result.exception.exit_code == WRONG_USAGE

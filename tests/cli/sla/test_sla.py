@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.cli.test_records import decided, keep
+from tests.cli.records.test_records import decided, keep
 
 from forebay.cli.settings import UserError
 from forebay.cli.sla import delivered as module

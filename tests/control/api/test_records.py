@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.cli.test_records import decided, keep
+from tests.cli.records.test_records import decided, keep
 from tests.control.api.rig import IdleControl, services
 
 from forebay.cli.records.reading import RecordFiles

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 import typer
 
 from forebay.cli import settings
-from forebay.cli.options import with_fields
+from forebay.cli.options import given_options, with_fields
 from forebay.cli.repository.grpc import GrpcOptions
 from forebay.cli.repository.options import ServerOptions, SingleModelOptions, Source
 from forebay.cli.repository.triton import TritonOptions, check, idle_options, idle_settings, log_changes
@@ -28,7 +28,14 @@ def serve(
 ) -> None:
     """Serve one model, as in `forebay serve ./model.gguf`, or a model repository with `--repository DIR`."""
     if _is_one(model_source, server.repository):
+        others = [name for group in (server, grpc, triton) for name in given_options(group)]
+        if others:
+            advice = "one model takes --port, and --set for all else, such as --set gateway.host=0.0.0.0."
+            raise UserError(f"{', '.join(others)}: only with --repository; {advice}", WRONG_USAGE)
         _serve_one(model_source, model)
+    if others := given_options(model):
+        advice = "a repository takes --http-port, --grpc-port and others (`forebay serve --help`)."
+        raise UserError(f"{', '.join(others)}: only with one model, not with --repository; {advice}", WRONG_USAGE)
     from forebay.cli.repository.plan import plan_of
     from forebay.cli.repository.run import run_server
     from forebay.modelserver.telemetry.logs import LogSettings
@@ -41,8 +48,10 @@ def serve(
 
 
 def _is_one(source: str | None, repository: list[Path] | None) -> TypeGuard[str]:
-    if (source is None) == (not repository):
-        raise UserError("Nothing to serve: give MODEL_SOURCE (one model) or --repository DIR, not both.", WRONG_USAGE)
+    if source is None and not repository:
+        raise UserError("Nothing to serve: give MODEL_SOURCE (one model) or --repository DIR.", WRONG_USAGE)
+    if source is not None and repository:
+        raise UserError("Give either MODEL_SOURCE (one model) or --repository DIR, not both.", WRONG_USAGE)
     return source is not None
 
 
