@@ -82,6 +82,12 @@ def test_an_invalid_image_is_a_client_error(served: Served) -> None:
         shown(served, b"no image")
     with pytest.raises(InferenceServerException, match="image: not an image that can be read"):
         told(served, base64.b64encode(b"no image"), "what is it?", 1)
+    wide = io.BytesIO()
+    Image.new("1", (29_000, 2000)).save(wide, "PNG")
+    with pytest.raises(InferenceServerException, match="IMAGE: 29000 x 2000 pixels; at most 40 megapixels"):
+        shown(served, wide.getvalue())
+    with pytest.raises(InferenceServerException, match="image: 29000 x 2000 pixels; at most 40 megapixels"):
+        told(served, wide.getvalue(), "what is it?", 1)
 
 
 def test_image_to_text_streams_token_by_token(served: Served) -> None:

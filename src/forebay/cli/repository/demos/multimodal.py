@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from forebay.cli.repository.demos.vision.models import IMAGING
 from forebay.cli.repository.demos.writing import DemoModel, Made
 
 SEED: Final = 7
@@ -81,7 +82,7 @@ def _model(name: str, about: str, build: Callable[[], Any]) -> DemoModel:
     files: dict[str, Made] = {
         f"1/{file}": Made(partial(_save, build, file)) for file in ("config.json", "model.safetensors")
     }
-    files["1/tokenizer.json"] = Made(_tokenizer)
+    files["1/tokenizer.json"], files["1/imaging.py"] = Made(_tokenizer), IMAGING
     return DemoModel(name, "", about, files, ("transformers", "torch", "PIL"), "hf")
 
 
