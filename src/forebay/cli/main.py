@@ -354,7 +354,7 @@ def _no_text() -> str | None:
 
 
 def _said(error: OSError) -> str:
-    """What an error of the system is about, and its text."""
+    """What an error of the system is about, and its text; empty if it says too little for that."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     if error.errno in UNWRITABLE:
@@ -363,7 +363,7 @@ def _said(error: OSError) -> str:
         Path.cwd()
     except OSError:
         return "The current folder does not exist any more: change to another one."
-    return f"{error.strerror}."
+    return ""
 
 
 def _fail(text: str, exit_code: int) -> NoReturn:
@@ -390,13 +390,14 @@ def main() -> None:
             raise
         _fail(f"{argument}: this argument is not UTF-8.", settings.WRONG_USAGE)
     except OSError as error:
-        if error.errno is None:  # not of the system
+        text = _said(error)
+        if not text:
             raise
         if error.errno in UNWRITABLE:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the output
         if isinstance(error, BrokenPipeError):  # a reader such as `head` has what it wants
             sys.exit(1)
-        _fail(_said(error), 1)
+        _fail(text, 1)
 
 
 if __name__ == "__main__":

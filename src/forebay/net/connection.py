@@ -148,10 +148,8 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         if keep_alive and self.common.idle_timeout_s:
             self._since = self.common.now
             pending = self._queue or self._held or self._refusal is not None or self._undecided
-            if (
-                pending and not self._advancing
-            ):  # not at once: who has ended it may still hold what the next one needs
-                self._due = True
+            if pending and not self._advancing:
+                self._due = True  # not at once: who has ended it may still hold what the next one needs
                 asyncio.get_running_loop().call_soon(self._go_on)
         elif self._held or self._phase != IDLE:
             self._linger()  # closing over unread bytes would reset the connection under the answer

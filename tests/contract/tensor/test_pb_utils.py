@@ -349,11 +349,12 @@ def test_values_of_response_and_metric_are_sent_as_plain_types() -> None:
 
 
 def test_error_takes_bytes_and_integers_of_numpy() -> None:
-    error = pb_utils.TritonError(b"half \xff", np.int64(pb_utils.TritonError.NOT_FOUND))  # type: ignore[arg-type]
+    code = np.int64(pb_utils.TritonError.NOT_FOUND)
+    error = pb_utils.TritonError(b"half \xff", code)  # type: ignore[arg-type] - Triton takes it, too
 
     assert (error.message(), error.code(), error.kind()) == ("half \ufffd", 2, Kind.NOT_FOUND)
     with pytest.raises(TypeError, match="code must be an int, not <class 'str'>"):
-        pb_utils.TritonError("m", "NOT_FOUND")  # type: ignore[arg-type]
+        pb_utils.TritonError("m", "NOT_FOUND")  # type: ignore[arg-type] - the mistake that is tested
 
 
 def test_log_lines_have_their_level(capfd: pytest.CaptureFixture[str]) -> None:
