@@ -7,7 +7,7 @@ import msgspec
 import uvloop
 
 from forebay.core.model import WorkerSpec
-from forebay.modelserver.garbage import collect_seldom
+from forebay.modelserver.tuning import tune_memory
 from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.replica.serve import GaveUp, serve
 from forebay.net.ports import NoPort
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         return 2
     generation = str(spec.generation)
     logger = log.configure(process="modelserver", model=spec.model, replica=spec.replica, generation=generation)
-    collect_seldom()
+    tune_memory()
     take_turns()
     try:
         uvloop.run(serve(spec, logger))

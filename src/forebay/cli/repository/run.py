@@ -13,7 +13,7 @@ from rich.console import Console
 
 from forebay.cli.repository.screen import Screen
 from forebay.cli.settings import INTERRUPTED, UserError
-from forebay.modelserver.garbage import collect_seldom
+from forebay.modelserver.tuning import tune_memory
 from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.serve import NotStarted, Plan, Watcher, serve
 from forebay.modelserver.telemetry.logs import LogSettings
@@ -39,7 +39,7 @@ def run_server(plan: Plan, settings: LogSettings, console: Console, idle: Sequen
         if idle:
             log.warning("tritonserver options without effect", options=list(idle))
         screen.start()
-        collect_seldom()
+        tune_memory()
         take_turns()
         try:
             uvloop.run(_until_stopped(plan, settings, log, screen))
