@@ -62,6 +62,11 @@ ACCEPTED: dict[str, Any] = {
     "numbers": {"type": "number", "minimum": -3, "exclusiveMaximum": 12},
     "whole from fractions": {"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3.0},
     "enum with type": {"type": "integer", "enum": ["no", 3, True, 5]},
+    "constant with parts": {
+        "$defs": {"n": {"type": "integer"}},
+        "enum": [{"a": 1}, {"a": "x"}],
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+    },
     "one of": {"oneOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
     "discriminated": {
         "oneOf": [
@@ -139,6 +144,26 @@ def test_a_generated_schema_is_refused_or_its_grammar_keeps_it(schema: Any, seed
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, Code.INVALID_REQUEST, "infinite"),
         ({"items": {"$ref": "#"}, "minItems": 1}, Code.INVALID_REQUEST, "infinite"),
         ({"description": "x" * 70_000}, Code.INVALID_REQUEST, "larger than"),
+        ({"$ref": "#/default", "default": {"type": 5}}, Code.INVALID_REQUEST, "#/type"),
+        ({"$ref": "#/default", "default": {"minLength": -3}}, Code.INVALID_REQUEST, "#/minLength"),
+        (
+            {"oneOf": [{"$ref": "#/examples/0"}, {}], "examples": [{"required": 5}]},
+            Code.INVALID_REQUEST,
+            "#/required",
+        ),
+        ({"anyOf": [{"$ref": "#/anyOf/" + "9" * 5000}, {}]}, Code.INVALID_REQUEST, "not a JSON Schema"),
+        ({"const": {"a": 1}, "properties": {"a": {"$ref": "#/$defs/x"}}}, Code.INVALID_REQUEST, "points to nothing"),
+        ({"const": {"a": 1}, "properties": {"a": {"$ref": "#/properties/a"}}}, Code.INVALID_REQUEST, ""),
+        (
+            {"const": {"a": 1}, "properties": {"a": {"$ref": "#/$defs/x", "$id": "y:z"}}, "$defs": {"x": {}}},
+            Code.INVALID_REQUEST,
+            "not a JSON Schema",
+        ),
+        (
+            {"const": ["a" * 99 + "!"], "items": {"type": "string", "pattern": "(a+)+$"}},
+            Code.UNSUPPORTED_PARAMETER,
+            "`pattern`",
+        ),
     ],
 )
 def test_what_is_refused_says_where_and_why(schema: Any, code: Code, says: str) -> None:

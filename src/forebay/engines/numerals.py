@@ -1,5 +1,17 @@
 """Number ranges as grammar alternatives over digits."""
 
+from collections.abc import Mapping
+from typing import Any
+
+
+def bound(schema: Mapping[str, Any], closed: str, opened: str, sign: int) -> tuple[float | None, bool]:
+    """The tighter of two bounds, and whether it is exclusive. `sign` is -1 for a lower bound."""
+    found = [(sign * schema[name], name == closed) for name in (closed, opened) if name in schema]
+    if not found:
+        return None, False
+    value, is_closed = min(found)
+    return sign * value, not is_closed
+
 
 def integers(low: int, high: int) -> list[str]:
     """Alternatives for the integers from `low` to `high`; empty if there are none."""

@@ -22,7 +22,7 @@ import jsonschema
 import referencing
 
 from forebay.core.errors import Code, Refusal
-from forebay.engines.numerals import decimals, integers
+from forebay.engines.numerals import bound, decimals, integers
 
 SCHEMA_BYTES_MAX = 65_536
 DEPTH_MAX = 32
@@ -50,6 +50,7 @@ KEYWORDS = frozenset(
 )  # fmt: skip
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf")
 """Keywords that must not be combined with others, except annotations."""
+_INNER = ("properties", "additionalProperties", "items", "prefixItems")
 
 _DIGITS = "[0-9]"
 FORMATS = {
@@ -92,13 +93,13 @@ def json_grammar(schema_text: str) -> str:
         schema = json.loads(schema_text)
         _Depth().check(schema)
         jsonschema.Draft202012Validator.check_schema(schema)
+        builder = _Builder(schema)
+        root = builder.expression(schema, "")
+        builder.check_references()
     except jsonschema.SchemaError as error:
         _refuse("/".join(map(str, error.absolute_path)), error.message)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, referencing.exceptions.Unresolvable) as error:
         _refuse("", f"not a JSON Schema: {error}")
-    builder = _Builder(schema)
-    root = builder.expression(schema, "")
-    builder.check_references()
     rules = {**_BASE, **builder.rules, "root": root}
     return "".join(f"{name} ::= {body}\n" for name, body in rules.items())
 
@@ -148,6 +149,8 @@ class _Builder:
     rules: dict[str, str] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     """`$ref` → its rule."""
+    sound: set[int] = field(default_factory=set)
+    """Ids of the targets that were checked."""
     begins: dict[str, set[str]] = field(default_factory=dict)
     """`$ref` → references that can occur at its very beginning."""
     owner: str | None = None
@@ -167,7 +170,9 @@ class _Builder:
             _refuse(path, "`false` accepts nothing")
         _check_keywords(schema, path)
         if "enum" in schema or "const" in schema:
-            return _constants(schema, path)
+            for name in [each for each in _INNER if each in schema]:  # validation may never end with others' keywords
+                self.expression({name: schema[name]}, path)
+            return _constants(schema, self.root, path)
         if "$ref" in schema:
             return self._reference(schema["$ref"], path)
         if "allOf" in schema:
@@ -206,6 +211,9 @@ class _Builder:
                 _refuse(path, f"`$ref` {reference!r} points to nothing")
         if not isinstance(found, dict | bool):
             _refuse(path, f"`$ref` {reference!r} does not point to a schema")
+        if id(found) not in self.sound:  # it may lie in a `default`, for example, which holds anything
+            jsonschema.Draft202012Validator.check_schema(found)
+            self.sound.add(id(found))
         return found
 
     def _rule(self, body: str) -> str:
@@ -279,9 +287,8 @@ class _Builder:
         form = schema.get("format")
         if form is not None:
             if form not in FORMATS or low or high is not None:
-                _unsupported(
-                    path, f"`format` {form!r}; supported are {', '.join(sorted(FORMATS))}, without length limits"
-                )
+                known = ", ".join(sorted(FORMATS))
+                _unsupported(path, f"`format` {form!r}; supported are {known}, without length limits")
             return f'("\\"" {FORMATS[form]} "\\"")'
         if low == 0 and high is None:
             return "string"
@@ -441,12 +448,12 @@ def _times(low: int, high: int | None) -> str:
     return f"{{{low},{high}}}"
 
 
-def _constants(schema: Mapping[str, Any], path: str) -> str:
+def _constants(schema: Mapping[str, Any], root: Any, path: str) -> str:
     values = _values(schema)
     if len(values) > ENUM_VALUES_MAX:
         _refuse(path, f"`enum` has {len(values)} values; at most {ENUM_VALUES_MAX} are allowed")
     plain = {name: each for name, each in schema.items() if name not in ANNOTATIONS}
-    validator = jsonschema.Draft202012Validator(plain, registry=referencing.Registry())
+    validator = jsonschema.Draft202012Validator(root, registry=referencing.Registry()).evolve(schema=plain)
     fit = [each for each in values if validator.is_valid(each)]
     if not fit:
         _refuse(path, "no value of `enum` or `const` satisfies the keywords beside it")
@@ -468,8 +475,8 @@ def _bounds(
 
 
 def _number(schema: Mapping[str, Any], kind: str, path: str) -> str:
-    low, open_low = _bound(schema, "minimum", "exclusiveMinimum", -1)
-    high, open_high = _bound(schema, "maximum", "exclusiveMaximum", 1)
+    low, open_low = bound(schema, "minimum", "exclusiveMinimum", -1)
+    high, open_high = bound(schema, "maximum", "exclusiveMaximum", 1)
     if low is None and high is None:
         return kind
     for value in (low, high):
@@ -488,12 +495,3 @@ def _number(schema: Mapping[str, Any], kind: str, path: str) -> str:
     if not parts:
         _refuse(path, "no number satisfies its bounds")
     return f"({' | '.join(parts)})"
-
-
-def _bound(schema: Mapping[str, Any], closed: str, opened: str, sign: int) -> tuple[float | None, bool]:
-    """The tighter of two bounds, and whether it is exclusive. `sign` is -1 for a lower bound."""
-    found = [(sign * schema[name], name == closed) for name in (closed, opened) if name in schema]
-    if not found:
-        return None, False
-    value, is_closed = min(found)
-    return sign * value, not is_closed
