@@ -110,11 +110,29 @@ def test_full_kv_cache_makes_the_youngest_wait() -> None:
         ('{"type": "array", "items": {"type": "integer", "minimum": 3}, "minItems": 2}', "[3,3]"),
         ('{"anyOf": [{"$ref": "#/$defs/on"}], "$defs": {"on": {"const": "yes"}}}', '"yes"'),
         ('{"type": "number", "exclusiveMaximum": -5, "multipleOf": 3}', "-6"),
-        ('{"type": ["string", "null"], "minLength": 2}', '"aa"'),
+        ('{"type": ["string", "null"], "minLength": 2.0}', '"aa"'),
+        ('{"type": "array", "minItems": 1.0, "items": {"type": "boolean"}}', "[false]"),
     ],
 )
 def test_schema_output_is_a_minimal_instance(schema: str, answer: str) -> None:
     assert subject().run("x", sampling(max_tokens=None, schema=schema)).text == answer
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"properties": {"a":' * 200 + "{}" + "}}" * 200,
+        '{"type": "number", "minimum": 1e308, "multipleOf": 1e-308}',
+        '{"allOf": [{"$ref": "#/default"}], "default": {"allOf": 5}}',
+        '{"$ref": "#/default", "default": {"properties": 5, "required": ["a"]}}',
+        '{"const": {"a": 1}, "properties": {"a": {"$ref": "#/properties/a"}}}',
+    ],
+)
+def test_schema_without_a_plain_instance_fails_its_own_request_only(schema: str) -> None:
+    engine = subject()
+    with pytest.raises(Refusal, match="not a usable JSON Schema"):
+        engine.run("x", sampling(max_tokens=None, schema=schema))
+    assert engine.run("x", sampling(max_tokens=3)).text
 
 
 @pytest.mark.parametrize("task", ["chat", "embed"])

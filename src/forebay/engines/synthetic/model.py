@@ -22,6 +22,11 @@ END_ODDS = 96
 LOGIT_TOP, LOGIT_STEP = 16.0, 0.5
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_NODES_MAX = 4096
+UNUSABLE = (
+    msgspec.DecodeError, referencing.exceptions.Unresolvable, ValueError, ArithmeticError, RecursionError,
+    TypeError, AttributeError,
+)  # fmt: skip
+"""What a schema that is no plain one raises; the last two where a `$ref` leads to what is no schema at all."""
 WORDS = (
     " the", " water", " of", " a", " river", " fills", " pool", " and", " runs", " to", " wheel", " that", " turns",
     " in", " stone", " house", " where", " steady", " light", " is", " made", " for", " town", " by", " night",
@@ -154,7 +159,7 @@ def smallest_instance(schema_text: str) -> str:
         fits = jsonschema.Draft202012Validator(schema, registry=referencing.Registry()).is_valid(instance)
     except jsonschema.SchemaError as error:
         raise Refusal(Code.INVALID_REQUEST, f"not a JSON Schema: {error.message}", "response_format") from error
-    except (msgspec.DecodeError, referencing.exceptions.Unresolvable, ValueError) as error:
+    except UNUSABLE as error:
         raise Refusal(Code.INVALID_REQUEST, f"not a usable JSON Schema: {error}", "response_format") from error
     if not fits:
         text = "the synthetic engine finds no instance of this JSON Schema; use a plainer one"
@@ -208,10 +213,10 @@ class _Builder:
                 return {name: self.build(properties.get(name, {}), depth + 1) for name in schema.get("required", [])}
             case "array":
                 first = [self.build(each, depth + 1) for each in schema.get("prefixItems", [])]
-                more = max(0, schema.get("minItems", 0) - len(first))
+                more = max(0, int(schema.get("minItems", 0)) - len(first))
                 return first + [self.build(schema.get("items", {}), depth + 1) for _ in range(more)]
             case "string":
-                return "a" * min(schema.get("minLength", 0), SCHEMA_NODES_MAX)
+                return "a" * min(int(schema.get("minLength", 0)), SCHEMA_NODES_MAX)
             case "integer" | "number":
                 return _number(schema)
             case "boolean":
