@@ -169,6 +169,8 @@ ODD: dict[str, tuple[bytes, list[tuple[int, bool]]]] = {
     "a spilled packet that is empty": (channel.SPILLED.to_bytes(4, "big"), [(0, True)]),
     "an unknown message": (_packet((), 0, (), (), message=("Pung",)), []),
     "a descriptor too many": (b"?" * 8, [(4096, True)]),
+    "a descriptor behind an empty spilled packet": (channel.SPILLED.to_bytes(4, "big"), [(0, True), (4096, True)]),
+    "a packet that is too long": (bytes(channel.PACKET_BYTES_MAX + 8), [(4096, True)]),
 }
 
 

@@ -235,7 +235,7 @@ class Channel(Generic[M]):
             if flags & TRUNCATED:
                 raise ChannelBroken("packet too long, or more descriptors than this process may open")
             return self._read(bytearray(self._buffer[:size]), fds)
-        except (msgspec.MsgspecError, SegmentBroken, IndexError, KeyError, ValueError) as error:
+        except (ChannelBroken, msgspec.MsgspecError, SegmentBroken, IndexError, KeyError, ValueError) as error:
             for fd in fds:
                 os.close(fd)
             raise ChannelBroken(str(error)) from error
