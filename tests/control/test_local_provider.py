@@ -58,6 +58,9 @@ def test_new_provider_adopts_units_and_notices_their_end(folder: Path) -> None:
     run(folder, _place_one, second)
 
 
+DEEP = '{"prompt": ' + "[" * 1500
+
+
 def test_last_output_of_a_killed_unit_is_its_errors_and_plain_lines(folder: Path) -> None:
     async def second(provider: LocalProvider) -> None:
         with (folder / "units" / "chat-0.g1" / "log").open("w") as file:
@@ -67,7 +70,7 @@ def test_last_output_of_a_killed_unit_is_its_errors_and_plain_lines(folder: Path
                 logger.info("long ago", text="x" * (LAST_WORDS_BYTES_READ // 10))
             logger.error("engine ended", reason="no memory")
             logger.warning("slow")
-            file.write("Traceback\n{not json}\n")
+            file.write("Traceback\n{not json}\n" + DEEP + "\n")
             logger.info("listening")
         unit = await seen(provider, "chat-0")
         assert unit
@@ -75,7 +78,7 @@ def test_last_output_of_a_killed_unit_is_its_errors_and_plain_lines(folder: Path
         unit = await wait_for(provider, "chat-0", lambda u: not u.alive)
         error, *printed = unit.last_words.splitlines()
         assert json.loads(error)["reason"] == "no memory"
-        assert printed == ["Traceback", "{not json}"]
+        assert printed == ["Traceback", "{not json}", DEEP]
 
     run(folder, _place_one, second)
 

@@ -404,6 +404,6 @@ def _last_words(log: Path) -> str:
 def _is_harmless(line: str) -> bool:
     try:
         told = msgspec.json.decode(line, type=_LogLine)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
     return told.level in HARMLESS or (not told.level and told.event in ACCESS)
