@@ -222,7 +222,7 @@ def test_question_of_a_case_is_the_text_of_the_last_message(content: object, que
             {"scorer": "regex", "expected": ..., "pattern": "("},
             ["`pattern`: not a valid regular expression: missing )"],
         ),
-        ({"scorer": "json_schema", "expected": ..., "schema": []}, ["`schema`: an object"]),
+        ({"scorer": "json_schema", "expected": ..., "schema": []}, ["`schema`: must be an object"]),
         (
             {"scorer": "json_schema", "expected": ..., "schema": {"type": 3}},
             ["`schema`: not a valid JSON schema: 3 is"],

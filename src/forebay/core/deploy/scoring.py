@@ -268,7 +268,7 @@ def _schema_mistake(value: object) -> str:
     import jsonschema  # see above
 
     if not isinstance(value, dict):
-        return "an object"
+        return "must be an object"
     try:
         jsonschema.Draft202012Validator.check_schema(value)
     except jsonschema.SchemaError as error:
