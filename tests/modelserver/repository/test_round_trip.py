@@ -37,7 +37,7 @@ from forebay.modelserver.repository import Found, Rules, read
 from forebay.modelserver.repository.form.fill import Problems, fill
 from forebay.modelserver.repository.form.pbtxt import parse_text
 from forebay.modelserver.repository.form.reading import values_of
-from forebay.modelserver.repository.form.schema import document_of, empty, text_of
+from forebay.modelserver.repository.form.schema import document_of, empty
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 NAMES = TEXT.filter(bool)
@@ -224,7 +224,7 @@ NOWHERE = Found("m", Path())
 @given(MODELS | ENSEMBLES)
 def test_configurations_round_trip_through_text_and_json(config: ModelConfig) -> None:
     message, again, problems = message_from(config), empty(), Problems()
-    text = text_of(message)
+    text = text_format.MessageToString(message)
     fill(again, parse_text(text.encode()), problems)
 
     assert problems.found == []

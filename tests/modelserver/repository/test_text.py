@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.modelserver.repository.form.fill import ITEMS_MAX, PROBLEMS_MAX, Problems, fill
 from forebay.modelserver.repository.form.pbtxt import TEXT_BYTES_MAX, BadText, parse_json, parse_text
-from forebay.modelserver.repository.form.schema import document_of, empty, message_of, text_of
+from forebay.modelserver.repository.form.schema import document_of, empty, message_of
 
 
 def read(text: str | bytes, *, lenient: bool = False) -> tuple[str, list[str]]:
@@ -17,7 +17,7 @@ def read(text: str | bytes, *, lenient: bool = False) -> tuple[str, list[str]]:
     message, problems = empty(), Problems()
     encoded = text.encode() if isinstance(text, str) else text
     fill(message, parse_json(encoded) if lenient else parse_text(encoded), problems, lenient=lenient)
-    return text_of(message), problems.found
+    return text_format.MessageToString(message), problems.found
 
 
 SAME = {
@@ -65,7 +65,7 @@ VALUES = [
 
 @pytest.mark.parametrize("text", VALUES)
 def test_values_parse_as_in_protobuf(text: str) -> None:
-    expected = text_of(text_format.Parse(text, empty()))
+    expected = text_format.MessageToString(text_format.Parse(text, empty()))
 
     assert read(text) == (expected, [])
 

@@ -35,14 +35,6 @@ def message_of(document: dict[str, Any]) -> Message:
     return json_format.ParseDict(document, empty())
 
 
-def text_of(message: Message) -> str:
-    """The configuration as `config.pbtxt`, without unset fields."""
-    from google.protobuf import text_format
-
-    text: str = text_format.MessageToString(message)
-    return text
-
-
 def enum_name(message: Message, field: str) -> str:
     """Name of an enum field's value; empty if the schema does not have it."""
     known = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
