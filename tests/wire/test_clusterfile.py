@@ -131,7 +131,7 @@ models:
         ('"abc"', '"abc"'), ('"8080"', '"8080"'), ("2.5", "2.5"), ("true", "true"), ("0", "0"), ("-1", "-1"),
         ("65536", "65536"), ("[1]", "a list of 1"), ("{a: 1}", "a section"), ("", "nothing"), ("~", "nothing"),
         ("0b11", '"0b11"'), ("1_000", '"1_000"'), ("2026-01-01", '"2026-01-01"'), ("9" * 5000, None),
-        (".nan", ".nan"),
+        (".nan", ".nan"), (".NaN", ".NaN"), (".NAN", ".NAN"), ("-.INF", "-.INF"),
     ],
 )  # fmt: skip
 def test_port_must_be_an_integer(value: str, found: str | None) -> None:

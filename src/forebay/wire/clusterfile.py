@@ -309,7 +309,7 @@ def _plain_value(text: str) -> Any:
     if _INT.fullmatch(text):
         return _bounded_int(text)
     if _FLOAT.fullmatch(text):
-        return float(text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").replace(".n", "n"))
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
 
 
