@@ -111,6 +111,8 @@ class WakeQueue:
         """Fail the requests whose timeout or deadline has passed."""
         now = monotonic()
         for call in self._queue.expired(now):
+            if call not in self._calls:
+                continue  # cancelled as another one ended here, like steps of the same ensemble
             deadline = deadline_of(call, self._by_timeout)
             late = deadline is not None and deadline <= now
             kind = Kind.DEADLINE_EXCEEDED if late else Kind.UNAVAILABLE
