@@ -417,6 +417,32 @@ def test_decoupled_model_sends_any_number_of_responses_alone_and_in_an_ensemble(
     asyncio.run(main())
 
 
+BROKEN = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError("broken")))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_decoupled_step_may_end_after_its_error(tmp_path: Path) -> None:
+    write(tmp_path, "repeat", config(DECOUPLED, max_batch=0), BROKEN)
+    ensemble(tmp_path, "stream", [("repeat", {"IN": "IN"}, {"OUT": "OUT"})], IO.format(dims="-1"))
+    failures: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        async with serving(tmp_path, startup=("*",)) as server:
+            error = await server.ask("stream", tensor("IN", [1.0])).error()
+            assert error.text == "in ensemble 'stream', step of model 'repeat': broken"
+            step = server.itself._collection.find("repeat", -1)
+            await until("the step has ended", lambda: not step.inflight)
+
+    asyncio.run(main())
+    assert not failures
+
+
 def test_unloading_an_ensemble_fails_its_requests_after_the_drain_time(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     root = tmp_path / "r"

@@ -236,6 +236,8 @@ class _Request:
         if call.watch is not None:
             call.watch.on_step_response(response, final)
         if response is not None and response.error is not None:
+            if not final:
+                call.cancel()  # else its next response would find that this run has ended
             self._failed(run, response.error)
             return
         outputs = None
