@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -54,6 +55,13 @@ def test_files_that_disappear_while_they_are_looked_at_are_no_error(tmp_path: Pa
     (tmp_path / "m/1/.model.part").symlink_to(tmp_path / "renamed meanwhile")
     assert stamps(found, described) != before
     assert guessed_bytes(tmp_path / "m/1") == size
+
+
+def test_file_name_that_is_not_utf_8_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path, "m", config())
+    (tmp_path / "m/1" / os.fsdecode(b"l\xf6sung.txt")).touch()
+    (found,) = scan(tmp_path)
+    assert stamps(found, read(found)).keys() == {1}
 
 
 @pytest.mark.interpreted

@@ -27,9 +27,9 @@ def stamps(found: Found | None, described: Described) -> dict[int, str]:
 
 def _stamp(folder: Path, apart: Collection[str] = ()) -> str:
     """A digest of the files in a folder, without its entries `apart`."""
-    seen = blake2b(str(folder).encode(), digest_size=16)
+    seen = blake2b(os.fsencode(folder), digest_size=16)
     for _, line in zip(range(FILES_MAX), _lines(folder, apart), strict=False):
-        seen.update(line.encode())
+        seen.update(os.fsencode(line))
     return seen.hexdigest()
 
 
