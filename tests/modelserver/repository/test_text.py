@@ -230,9 +230,10 @@ def test_invalid_json_is_rejected(text: str, problem: str) -> None:
         ('{"parameters": {"\\ud800": 1}}', 'parameters["\\ud800"]: found 1'),
         ('{"max_batch_size": true}', "max_batch_size: found true; allowed: a whole number"),
         ('{"max_batch_size": "x"}', "max_batch_size: found 'x'; allowed: a whole number"),
+        ('{"max_batch_size": "--5"}', "max_batch_size: found '--5'; allowed: a whole number"),
         ('{"response_cache": {"enable": "yes"}}', "response_cache.enable: found 'yes'; allowed: true or false"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_invalid_json_field_is_reported_by_name(text: str, problem: str) -> None:
     [found] = read(text, lenient=True)[1]

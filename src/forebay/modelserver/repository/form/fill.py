@@ -181,7 +181,7 @@ class _Filler:
             return value
         if self._lenient and isinstance(value, float) and value.is_integer():
             return int(value)
-        if self._lenient and isinstance(value, str) and len(value) < 25 and value.lstrip("-").isdecimal():
+        if self._lenient and isinstance(value, str) and len(value) < 25 and value.removeprefix("-").isdecimal():
             return int(value)
         return None
 
