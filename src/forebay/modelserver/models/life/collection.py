@@ -25,6 +25,8 @@ from forebay.modelserver.waiting import all_of
 FILE: Final = "file:"
 VERSION: Final = "version"
 """Parameter of load and unload requests that names a single version. An extension of ours."""
+VERSION_DIGITS_MAX: Final = 19
+"""Those of the largest number; Python refuses to convert thousands."""
 INDEX_FRESH_S: Final = 1.0
 """The index needs another scan of the repositories only if the last one is older than this."""
 
@@ -447,7 +449,7 @@ def load_spec_of(parameters: Mapping[str, str | bytes | int | bool]) -> LoadSpec
 def _version(value: str | bytes | int | bool) -> int:
     if type(value) is int and value >= 0:
         return value
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= VERSION_DIGITS_MAX:
         return int(value)
     raise Refused(Kind.INVALID_ARGUMENT, f"Load parameter '{VERSION}' must be a version number")
 
