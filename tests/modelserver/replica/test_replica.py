@@ -24,6 +24,7 @@ from tests.modelserver.replica.models import CALLING, COUNTING, SLOW, double, py
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
+from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, OnResponse, Ticket
 from forebay.modelserver.replica import serve
 from forebay.modelserver.replica.aliased import AliasedModel
@@ -278,6 +279,12 @@ def test_dropped_requests_are_counted_under_the_alias() -> None:
     assert shelf.dropped_ids == ["7"]
     labels = b'{code="overloaded",endpoint="infer",model="mine",replica="mine-0"}'
     assert b"forebay_worker_requests_total%b 1.0\n" % labels in metrics.render()
+
+
+def test_reworded_error_keeps_its_hint_when_to_retry() -> None:
+    aliased = AliasedModel(FakeModels(), "mine", "echo", Metrics(), "mine-0", strict=True)
+    reworded = aliased.reworded(Refused(Kind.UNAVAILABLE, "in ensemble 'echo', retry", 1))
+    assert (reworded.text, reworded.retry_after_s) == ("in ensemble 'mine', retry", 1)
 
 
 def test_ended_requests_leave_no_reference_cycles() -> None:

@@ -128,7 +128,8 @@ class AliasedModel:
         """The error, with the model's name as clients know it."""
         if self.name == self.model:
             return refused
-        return Refused(refused.kind, refused.text.replace(f"'{self.model}'", f"'{self.name}'"))
+        text = refused.text.replace(f"'{self.model}'", f"'{self.name}'")
+        return Refused(refused.kind, text, refused.retry_after_s)
 
     async def idle(self) -> None:
         """Wait until no inference is in flight."""
