@@ -93,6 +93,8 @@ def test_readers_have_snapshot_isolation(store: Store) -> None:
         ("mysql://a@b/c", "mysql: not a kind of store"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
+        ("sqlite://folder/x.db", "names no file"),
+        ("postgresql://a@b:port/c", "not a URL"),
         ("sqlite:////proc/nowhere/x.db", "cannot be written"),
     ],
 )

@@ -125,11 +125,11 @@ def _reach_postgres(address: URL) -> Engine:
 def _address(url: str) -> URL:
     try:
         address = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter for a port that is no number
         raise StoreError(f"{_hidden(url)}: not a URL; use sqlite:///PATH or postgresql://USER@HOST/NAME") from None
     match address.get_backend_name():
         case "sqlite":
-            if not address.database or address.database == ":memory:":
+            if address.host or not address.database or address.database == ":memory:":
                 raise StoreError(f"{url}: names no file; use sqlite:///PATH, with four slashes for an absolute path")
             return address.set(drivername="sqlite")
         case "postgresql" | "postgres":
