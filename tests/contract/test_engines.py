@@ -1,5 +1,6 @@
 """The engine contract over every adapter; the real ones run real models."""
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from tests.contract.resume_contract import ResumeContract
 from tests.contract.token_contract import PromptContract, TokenContract
 
 from forebay import engines
+from forebay.core.errors import Refusal
 from forebay.core.model import Task
 from forebay.engines.prepare import prepare
 from forebay.engines.protocol import Embed, Embedded, EngineBroken
@@ -134,6 +136,17 @@ def test_batch_size_shrinks_for_long_inputs(bge_small: Path) -> None:
         sizes = [len(engine.step(1.0).events) for _ in range(8)]
         assert sizes == [4] * 8  # 100 tokens count as 105, their bucket's longest; 512 for a thread
         assert engine.step(1.0).wait_s is None
+
+
+@pytest.mark.slow
+def test_text_without_tokens_is_rejected(bge_small: Path, tmp_path: Path) -> None:
+    shutil.copytree(bge_small, tmp_path, dirs_exist_ok=True)
+    tokenizer = json.loads((bge_small / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    with closing(engines.create("onnx", str(tmp_path), {"threads": 1})) as engine:
+        engine.load()
+        with pytest.raises(Refusal, match="at least one token"):
+            engine.add(Embed("a", " "), 0.0)
 
 
 @pytest.mark.slow

@@ -115,11 +115,8 @@ class OnnxEngine:
             raise Refusal(Code.WRONG_TASK)
         if work.id in self._tokens:
             raise Refusal(Code.INVALID_REQUEST, f"id {work.id!r} is already in use", "id")
-        if isinstance(work.input, str):
-            ids = self._encode(work.input)
-        else:
-            check_tokens(work.input, self._vocabulary, "input")
-            ids = list(work.input)
+        ids = self._encode(work.input) if isinstance(work.input, str) else list(work.input)
+        check_tokens(ids, self._vocabulary, "input")  # a tokenizer without special tokens makes none of blanks
         if len(ids) > self._context:
             text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
             raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
