@@ -230,15 +230,19 @@ def test_failing_source_keeps_state_and_is_reported_once() -> None:
     play(story)
 
 
-def test_hanging_driver_is_not_polled_again_until_it_returns() -> None:
+def test_hanging_driver_is_not_polled_again_until_it_returns_and_its_events_are_kept() -> None:
     async def story(rig: Rig) -> None:
         free, asked = threading.Event(), []
+        error = DeviceEvent(1.0, FINE.device, 79)
 
         class Hanging(FakeDeviceSource):
             def readings(self) -> tuple[DeviceReading, ...]:
                 asked.append(1)
                 free.wait()
                 return (FINE,)
+
+            def events(self) -> tuple[DeviceEvent, ...]:
+                return (error,) if len(asked) == 1 else ()
 
         source = Hanging()
         watch = Watch(source)
@@ -247,9 +251,10 @@ def test_hanging_driver_is_not_polled_again_until_it_returns() -> None:
         watch.close()
         assert not source.closed
         free.set()
-        while (await watch.look()).readings is None:
+        while (late := await watch.look()).readings is None:
             await asyncio.sleep(0.01)
-        assert len(asked) == 2
+        assert (late.events, len(asked)) == ((error,), 1)
+        assert ((await watch.look()).events, len(asked)) == ((), 2)
         watch.close()
         assert source.closed
 

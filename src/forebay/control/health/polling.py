@@ -26,25 +26,30 @@ class Look:
 
 
 class Watch:
-    """One source. While a call hangs it is not polled again: there is never more than one thread."""
+    """One source. While a call hangs it is not polled again: there is never more than one thread. The result of a
+    call that has returned late is that of the next look: a source reports an error only once."""
 
     def __init__(self, source: DeviceSource) -> None:
         self._source = source
-        self._hangs: asyncio.Future[Look] | None = None
+        self._asked: asyncio.Future[Look] | None = None
 
     async def look(self, timeout_s: float = TIMEOUT_S) -> Look:
         """Poll the source. Never raises."""
-        if self._hangs is not None and not self._hangs.done():
-            return Look(None, trouble="an earlier call of its driver has not returned")
-        asked = self._hangs = _in_thread(self._ask)
-        done, _ = await asyncio.wait([asked], timeout=timeout_s)
-        if not done:
-            return Look(None, trouble=f"its driver has not responded for {timeout_s:g} s")
+        asked = self._asked
+        if asked is None:
+            asked = self._asked = _in_thread(self._ask)
+            await asyncio.wait([asked], timeout=timeout_s)
+            trouble = f"its driver has not responded for {timeout_s:g} s"
+        else:
+            trouble = "an earlier call of its driver has not returned"
+        if not asked.done():
+            return Look(None, trouble=trouble)
+        self._asked = None
         return asked.result()
 
     def close(self) -> None:
         """Close the source, unless it hangs."""
-        if self._hangs is None or self._hangs.done():
+        if self._asked is None or self._asked.done():
             self._source.close()
 
     def _ask(self) -> Look:
