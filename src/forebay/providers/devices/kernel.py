@@ -32,7 +32,8 @@ def parse(line: str, at: float) -> DeviceEvent | None:
 class KernelLog:
     """The errors in a log, combined with the readings and events of another source, if any.
 
-    Reading starts at the end of the log. A file that is replaced or truncated is read from its beginning.
+    Reading starts at the end of the log. A file that is truncated is read from its beginning; one that is replaced is
+    read to its end first.
     """
 
     def __init__(self, path: Path, of: DeviceSource | None, wall_s: Callable[[], float]) -> None:
@@ -51,7 +52,8 @@ class KernelLog:
         try:
             lines = self._lines()
         except OSError as error:
-            self._drop()
+            if not isinstance(error, FileNotFoundError):  # what is being rotated has lines that were not read
+                self._drop()
             raise DevicesUnknown(f"{self._path}: {error.strerror}") from error
         at = self._wall()
         return (*told, *(event for line in lines if (event := parse(line.decode(errors="replace"), at))))
@@ -69,8 +71,9 @@ class KernelLog:
 
     def _lines(self) -> list[bytes]:
         stat = os.stat(self._path)
-        another = self._inode not in (0, stat.st_ino)
-        if another:
+        another, rest = self._inode not in (0, stat.st_ino), b""
+        if another and self._file is not None:
+            rest = self._read(self._file) + b"\n"
             self._drop()
         if self._file is None:
             self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
@@ -79,7 +82,7 @@ class KernelLog:
         elif self._path.is_file() and stat.st_size < os.lseek(self._file, 0, os.SEEK_CUR):
             os.lseek(self._file, 0, os.SEEK_SET)
         self._inode = stat.st_ino
-        *lines, self._half = (self._half + self._read(self._file)).split(b"\n")
+        *lines, self._half = (self._half + rest + self._read(self._file)).split(b"\n")
         self._half = self._half[-RECORD_BYTES_MAX:]
         return lines
 
