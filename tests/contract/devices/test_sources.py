@@ -135,6 +135,20 @@ def test_log_is_followed_across_truncation_and_rotation(tmp_path: Path) -> None:
     log.close()
 
 
+def test_events_of_the_driver_wait_for_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    path, events = tmp_path / "s.jsonl", tmp_path / "kern.log"
+    script(path, {"device": "g", "temperature_c": 50})
+    log = KernelLog(events, ScriptedSource(path, lambda: 0.0, lambda: 7.0), lambda: 7.0)
+    log.readings()
+    script(path, {"device": "g", "xid": 79, "text": "off"})
+    for _ in range(2):
+        with pytest.raises(DevicesUnknown, match="No such file"):
+            log.events()
+    events.touch()
+    assert (log.events(), log.events()) == ((DeviceEvent(7.0, "g", 79, "off"),), ())
+    log.close()
+
+
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="may not read the kernel's log")
 def test_kmsg_is_read_without_blocking_from_its_end() -> None:
     log = KernelLog(Path("/dev/kmsg"), None, lambda: 0.0)

@@ -19,6 +19,8 @@ RECORD_BYTES_MAX: Final = 8192
 """`/dev/kmsg` returns one record per read, and none is larger."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of a file, per call; the rest is read next time."""
+TOLD_MAX: Final = 1000
+"""Events of the other source that wait."""
 
 
 def parse(line: str, at: float) -> DeviceEvent | None:
@@ -43,12 +45,15 @@ class KernelLog:
         self._file: int | None = None
         self._inode = 0
         self._half = b""
+        self._told: list[DeviceEvent] = []
+        """Events of the other source that wait until the log can be read, too."""
 
     def readings(self) -> tuple[DeviceReading, ...]:
         return self._of.readings() if self._of is not None else ()
 
     def events(self) -> tuple[DeviceEvent, ...]:
-        told = self._of.events() if self._of is not None else ()
+        if self._of is not None:
+            self._told = [*self._told, *self._of.events()][-TOLD_MAX:]
         try:
             lines = self._lines()
         except OSError as error:
@@ -56,6 +61,7 @@ class KernelLog:
                 self._drop()
             raise DevicesUnknown(f"{self._path}: {error.strerror}") from error
         at = self._wall()
+        told, self._told = self._told, []
         return (*told, *(event for line in lines if (event := parse(line.decode(errors="replace"), at))))
 
     def close(self) -> None:
