@@ -7,7 +7,6 @@ from forebay.core.errors import Code, Refusal
 from forebay.net.exchange import Exchange
 from forebay.net.replica_protocol import USAGE
 
-"""Tells a gateway the numbers of prompt tokens, completion tokens, and cached prompt tokens."""
 NO_TOKENS: Final = (USAGE, b"0,0,0")
 """Trailer of streamed responses: speech is not counted in tokens."""
 
