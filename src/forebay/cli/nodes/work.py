@@ -5,12 +5,12 @@ from contextlib import nullcontext
 from math import inf
 from typing import Final
 
-import msgspec
 from rich.text import Text
 
 from forebay.cli import settings
 from forebay.cli.deploy.client import AWAY_S_MAX, Admin
 from forebay.cli.deploy.view import span
+from forebay.cli.deploy.work import print_json
 from forebay.cli.nodes import view
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError
 from forebay.control.api.documents import NodeDocuments
@@ -27,7 +27,7 @@ def nodes(admin: Admin, *, as_json: bool) -> int:
     """Show all nodes."""
     found = admin.get("/v1/nodes", NodeDocuments)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         settings.screen().print(view.blocks(found))
     return 0
@@ -83,11 +83,7 @@ def _emptied(admin: Admin, standing: NodeStanding, timeout_s: float, *, quiet: b
 
 def _show(standing: NodeStanding, as_json: bool) -> int:
     if as_json:
-        _print_json(standing)
+        print_json(standing)
     else:
         settings.screen().print(view.block(standing))
     return 0
-
-
-def _print_json(document: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(document)).decode())
