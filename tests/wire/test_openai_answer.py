@@ -26,7 +26,7 @@ class Token:
 
 TOKENS = [
     Token("He", -0.5, (72, 101), (("He", -0.5, (72, 101)), ("A", -math.inf, (65,)))),
-    Token("llo", -1.0, (108,)),
+    Token("llo", -1.0, (108, 108, 111)),
 ]
 
 
@@ -104,6 +104,19 @@ def test_chat_stream_fits_the_official_client(include_usage: bool) -> None:
     if include_usage:
         last = event(end.removesuffix(wire.DONE))
         assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+
+
+def test_tokens_within_a_character_have_its_offset() -> None:
+    octets = "é😀!".encode()
+    tokens = [Token(bytes([octet]).decode("utf-8", "replace"), -1.0, (octet,)) for octet in octets]
+    expected = [0, 0, 1, 1, 1, 1, 2]
+
+    whole = wire.CompletionAnswer(HEAD).whole([wire.Choice("é😀!", "stop", tokens)], wire.Usage(1, 7))
+    stream = wire.CompletionAnswer(HEAD, stream=True)
+    parts = [event(stream.delta(0, *part)) for part in (("é", tokens[:2]), ("😀!", tokens[2:]))]
+
+    assert json.loads(whole)["choices"][0]["logprobs"]["text_offset"] == expected
+    assert sum((part["choices"][0]["logprobs"]["text_offset"] for part in parts), []) == expected
 
 
 def test_completion_stream_fits_the_official_client() -> None:

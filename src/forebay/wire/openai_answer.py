@@ -4,6 +4,7 @@ A stream chunk costs encoding one JSON string: everything constant within a choi
 """
 
 from abc import ABC, abstractmethod
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -100,18 +101,31 @@ def chat_logprobs(tokens: Sequence[Logprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[Logprob], offset: int) -> dict[str, Any]:
-    """The `logprobs` object of a completion choice whose first token here begins at character `offset`."""
-    offsets = []
-    for t in tokens:
-        offsets.append(offset)
-        offset += len(t.token)
+class Offsets:
+    """Where the tokens of a choice begin in its text, in characters; one within a character begins where that does.
+
+    `begin`: the length of the text before the first token.
+    """
+
+    def __init__(self, begin: int) -> None:
+        self._at = begin
+        self._decoder: IncrementalDecoder = getincrementaldecoder("utf-8")("replace")
+
+    def of(self, token: Logprob) -> int:
+        """The offset of the next token."""
+        at = self._at
+        self._at += len(self._decoder.decode(bytes(token.bytes)))
+        return at
+
+
+def completion_logprobs(tokens: Sequence[Logprob], offsets: Offsets) -> dict[str, Any]:
+    """The `logprobs` object of a completion choice, for its next tokens."""
     tops = [{token: max(logprob, LOGPROB_MIN) for token, logprob, _ in t.top} for t in tokens]
     return {
         "tokens": [t.token for t in tokens],
         "token_logprobs": [max(t.logprob, LOGPROB_MIN) for t in tokens],
         "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
+        "text_offset": [offsets.of(t) for t in tokens],
     }
 
 
@@ -240,7 +254,7 @@ class CompletionAnswer(_Chunks):
     ) -> None:
         super().__init__(head, choices, stream=stream, include_usage=include_usage, begun=begun)
         self._prefixes = prefixes or ("",) * choices
-        self._offsets = [len(begun or prefix) for prefix in self._prefixes]
+        self._offsets = [Offsets(len(begun or prefix)) for prefix in self._prefixes]
 
     def opening(self, index: int, usage: Usage = NOTHING_USED) -> bytes:
         """The first event of a choice: the echoed prompt, unless the client has it already."""
@@ -261,9 +275,7 @@ class CompletionAnswer(_Chunks):
         return self._body(listed, usage)
 
     def _logprobs(self, index: int, tokens: Sequence[Logprob]) -> dict[str, Any]:
-        offset = self._offsets[index]
-        self._offsets[index] += sum(len(each.token) for each in tokens)
-        return completion_logprobs(tokens, offset)
+        return completion_logprobs(tokens, self._offsets[index])
 
 
 def embedding_item(index: int, embedding: bytes) -> bytes:
