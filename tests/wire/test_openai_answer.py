@@ -116,7 +116,7 @@ def test_tokens_within_a_character_have_its_offset() -> None:
     parts = [event(stream.delta(0, *part)) for part in (("é", tokens[:2]), ("😀!", tokens[2:]))]
 
     assert json.loads(whole)["choices"][0]["logprobs"]["text_offset"] == expected
-    assert sum((part["choices"][0]["logprobs"]["text_offset"] for part in parts), []) == expected
+    assert [at for part in parts for at in part["choices"][0]["logprobs"]["text_offset"]] == expected
 
 
 def test_completion_stream_fits_the_official_client() -> None:

@@ -76,7 +76,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`POST /v1/chat/completions`. Every message has `role` and `content`, some also `name`."""
+    """`POST /v1/chat/completions`. Every message has `role` and `content`, some also `name`.
+
+    `limit_name`: the field that `sampling.max_tokens` is from.
+    """
 
     model: str
     messages: tuple[dict[str, str], ...]
@@ -84,6 +87,7 @@ class ChatRequest:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    limit_name: str = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,13 @@ def parse_chat(body: bytes) -> ChatRequest:
     schema = given.get("response_format")
     sampling = _sampling(given, limit if limit is not None else old_limit, logprobs, schema)
     return ChatRequest(
-        given["model"], given["messages"], sampling, given.get("n", 1), given.get("stream", False), _usage(given)
+        given["model"],
+        given["messages"],
+        sampling,
+        given.get("n", 1),
+        given.get("stream", False),
+        _usage(given),
+        limit_name="max_tokens" if limit is None else "max_completion_tokens",
     )
 
 

@@ -183,7 +183,8 @@ class Shell:
         request = wire.parse_chat(body)
         self._check_model(request.model)
         id = new_id("chatcmpl")
-        works = _named(chat_work(request, info, id, ChatAnswer.names, resume_point), body, request.model, info)
+        names = {**ChatAnswer.names, "max_tokens": request.limit_name}
+        works = _named(chat_work(request, info, id, names, resume_point), body, request.model, info)
         writer = ChatAnswer(
             self._head(id, resume_point),
             request.n,
@@ -192,7 +193,10 @@ class Shell:
             begun=resume_point.text if resume_point is not None else None,
         )
         logprobs = request.sampling.logprobs is not None
-        Generation(call, self._engine, writer, works, stream=request.stream, n=request.n, logprobs=logprobs).start()
+        generation = Generation(
+            call, self._engine, writer, works, stream=request.stream, n=request.n, logprobs=logprobs, names=names
+        )
+        generation.start()
 
     def _complete(self, call: Call, info: EngineInfo) -> None:
         body, resume_point = cut_body(call.exchange.header(CONTINUE), call.exchange.body)

@@ -71,7 +71,9 @@ class Generation:
         stream: bool,
         n: int = 1,
         logprobs: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        """`names`: instead of the writer's."""
         self._call = call
         self._engine = engine
         self._writer = writer
@@ -79,6 +81,7 @@ class Generation:
         self._stream = stream
         self._n = n
         self._logprobs = logprobs
+        self._names = writer.names if names is None else names
         self._choices = {work.id: _Choice(i) for i, work in enumerate(works)}
         self._open = len(works)
         self._started = False
@@ -110,7 +113,7 @@ class Generation:
                     self._finished(choice, event)
                 case Failed(_, code, text, param):
                     self._engine.cancel(self._choices)
-                    self.on_lost(failed(code, text, param, self._writer.names))
+                    self.on_lost(failed(code, text, param, self._names_for(choice)))
                     return
                 case _:
                     raise AssertionError("neither text nor its end in answer to a prompt")
@@ -179,6 +182,12 @@ class Generation:
             if not choice.opened:
                 self._begin(choice)
             self._out.append(self._writer.finish(choice.index, event.reason, event.stop))
+
+    def _names_for(self, choice: _Choice) -> Mapping[str, str]:
+        """The request's names of engine parameters; of several prompts, that of this choice."""
+        if len(self._works) == self._n:
+            return self._names
+        return {**self._names, "prompt": f"prompt[{choice.index // self._n}]"}
 
     def _resumable(self) -> bool:
         info = self._engine.info
