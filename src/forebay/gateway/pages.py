@@ -31,13 +31,12 @@ from forebay.obs.clock import wall_s
 from forebay.obs.metrics import CONTENT_TYPE, PREFIX, TABLE, Metrics
 from forebay.wire import http1
 from forebay.wire.documents import UNREADABLE
-from forebay.wire.errors import INFERENCE, id_headers
+from forebay.wire.errors import INFERENCE, MODELS, id_headers
 from forebay.wire.openapi import document, public
 from forebay.wire.prometheus import check, together
 
 PEER_TIMEOUT_S: Final = 1.0
 SCRAPES_MAX: Final = 8
-MODELS: Final = "/v1/models"
 GETS: Final = frozenset({"/livez", "/readyz", "/metrics", MODELS, document.PATH})
 REPLICA_GAUGES: Final = tuple(row.name for row in TABLE if row.name.startswith("replica_") and row.kind == "gauge")
 MODEL_GAUGES: Final = ("queue_depth", "in_flight", "resume_text_bytes")
@@ -234,7 +233,7 @@ class Pages:
 
     def _tell(self, exchange: Exchange, value: Any) -> None:
         """Answer with JSON and the request id, as OpenAI's API does."""
-        headers = [http1.JSON, *id_headers(self._gateway.id_of(exchange))]
+        headers = [http1.JSON, *id_headers(self._gateway.id_of(exchange), exchange.path)]
         exchange.respond(200, headers, msgspec.json.encode(value))
 
     def _model(self, name: str, models: tuple[str, ...]) -> dict[str, str | int]:

@@ -12,6 +12,8 @@ from forebay.wire.documents import UNREADABLE
 
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
+MODELS: Final = "/v1/models"
+"""Of both APIs."""
 INFERENCE: Final = "/v2"
 """The Open Inference Protocol."""
 
@@ -84,8 +86,8 @@ def error_text(body: bytes) -> str:
 
 
 def id_headers(request_id: bytes, path: str = "") -> list[tuple[bytes, bytes]]:
-    """The response headers with the request id."""
-    if path.startswith(MESSAGES):
+    """The response headers with the request id; Anthropic's clients read it from a header of their own."""
+    if path.startswith((MESSAGES, MODELS)):
         return [(b"x-request-id", request_id), (b"request-id", request_id)]
     return [(b"x-request-id", request_id)]
 

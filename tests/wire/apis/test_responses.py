@@ -48,6 +48,8 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
         stream_options={"include_obfuscation": False},
         text={"format": SCHEMA_FORMAT, "verbosity": "medium"},
         metadata={"a": "b"},
+        parallel_tool_calls=False,
+        tool_choice="none",
         user="u",
     )
     assert request.chat.messages == (
@@ -62,6 +64,8 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
         "instructions": "be brief",
         "max_output_tokens": 7,
         "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "tool_choice": "none",
         "temperature": 0.5,
         "text": {"format": SCHEMA_FORMAT},
         "top_p": 0.9,
@@ -77,7 +81,7 @@ def test_a_request_with_every_supported_field_becomes_a_chat_request() -> None:
         {"include": []}, {"truncation": "disabled"}, {"previous_response_id": None}, {"reasoning": {}},
         {"reasoning": {"effort": "none", "summary": None}}, {"prompt_cache_options": {"ttl": None}},
         {"text": {}}, {"text": {"format": {"type": "text"}}}, {"text": None}, {"service_tier": "auto"},
-        {"parallel_tool_calls": False}, {"max_tool_calls": 3}, {"top_logprobs": 0}, {"metadata": {}},
+        {"parallel_tool_calls": True}, {"max_tool_calls": 3}, {"top_logprobs": 0}, {"metadata": {}},
         {"prompt_cache_key": "k"}, {"safety_identifier": "s"}, {"input": [{"role": "user", "content": "hi"}]},
     ],
     ids=str,

@@ -315,10 +315,10 @@ class Response(Closed):
     incomplete_details: Incomplete | None
     model: str
     output: list[OutputMessage]
-    parallel_tool_calls: Literal[True]
+    parallel_tool_calls: bool
     previous_response_id: None
     store: Literal[False]
-    tool_choice: Literal["auto"]
+    tool_choice: Literal["auto", "none"]
     tools: Annotated[list[str], Meta(max_length=0)]
     truncation: Literal["disabled"]
     usage: ResponseUsage
