@@ -1,4 +1,4 @@
-"""The gateway speaks as the API of a path does: errors, ends of broken streams; tokens are for models of any task."""
+"""The gateway speaks as the API of a path does: errors, ends of broken streams; which models have tokens."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +45,22 @@ def test_requests_of_every_api_are_relayed_to_a_worker_and_back(tmp_path: Path, 
     run(main())
 
 
-def test_token_endpoints_serve_models_of_any_task(tmp_path: Path) -> None:
+def test_token_endpoints_serve_language_and_embedding_models(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), base=replace(ROUTES, task=Task.EMBED)) as front:
             assert (await front.ask(post(chat(), b"/v1/tokenize"))).status == 200
             assert (await front.ask(post(chat(), b"/v1/detokenize"))).status == 200
             assert error_code(await front.ask(post(chat(), MESSAGES))) == "wrong_task"
+
+    run(main())
+
+
+def test_token_endpoints_refuse_tensor_models(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker(), base=replace(ROUTES, task=Task.TENSOR)) as front:
+            answer = await front.ask(post(chat(), b"/v1/tokenize"))
+            assert (answer.status, error_code(answer)) == (400, "wrong_task")
+            assert b"/v1/tokenize needs a model of the task chat or embed." in answer.body
 
     run(main())
 

@@ -52,7 +52,8 @@ class Gateway:
             request = read(endpoint, exchange, body)
             asked = request.model
             if asked not in self.dispatcher.plain:
-                chosen = self.dispatcher.resolve(request, exchange, endpoint.task, self.served, tenant)
+                task, also = endpoint.task, endpoint.also
+                chosen = self.dispatcher.resolve(request, exchange, task, self.served, tenant, also=also)
                 if chosen is not None and chosen.model != asked:
                     request.model = chosen.model
                     endpoint, body = addressed(endpoint, exchange, body, chosen.model)

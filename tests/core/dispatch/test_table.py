@@ -111,6 +111,15 @@ def test_rule_for_another_task_than_its_model_never_matches() -> None:
     assert resolve(table(Rule("auto", "small", when=When(task=Task.EMBED))), facts()) is None
 
 
+def test_models_of_further_tasks_serve_only_what_no_other_rule_does() -> None:
+    also = (Task.EMBED,)
+    ruled = table(Rule("auto", "embed"), Rule("auto", "small", when=When(tenant="bob")))
+    assert resolve(ruled, facts()) is None
+    assert resolve(ruled, facts(also=also)) == Chosen("embed", "routes[0]")
+    assert resolve(ruled, facts(also=also, tenant="bob")) == Chosen("small", "routes[1]")
+    assert resolve(table(Rule("auto", "embed", when=When(task=Task.EMBED))), facts(also=also)) is not None
+
+
 def test_missing_budget_is_unbounded_and_unknown_price_fits_no_budget() -> None:
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_above=1e9))), facts()) is not None
     assert resolve(table(Rule("auto", "small", when=When(budget_ms_below=1e9))), facts()) is None
@@ -236,7 +245,7 @@ def test_dispatch_never_loops_and_never_changes_the_task(
     chosen = resolve(known, asked)
     if chosen is None:
         return
-    assert chosen.model == asked.name or known.models[chosen.model].task is asked.task
+    assert chosen.model == asked.name or known.models[chosen.model].task in (asked.task, *asked.also)
     meant = known.models[chosen.model].task
     seen = [chosen.model]
     while chosen is not None:

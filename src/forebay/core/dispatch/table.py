@@ -25,6 +25,8 @@ class Facts(NamedTuple):
     """At least those headers of `Table.headers` that the request has, by lower-case name."""
     budget_ms: float = math.inf
     cost_max: float = math.inf
+    also: tuple[Task, ...] = ()
+    """Further tasks whose models may serve the request."""
 
 
 class Chosen(NamedTuple):
@@ -103,25 +105,26 @@ def unfold(aliases: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, 
 def resolve(table: Table, facts: Facts) -> Chosen | None:
     """The model for a request: the first matching rule of its name, or the model of that name. None: there is none.
 
-    A rule matches only if its model has the request's task. A revision is only valid for a model or an alias of one,
-    and bypasses rules.
+    A rule matches only if its model has the request's task; if none does, a further task that may serve the request.
+    A revision is only valid for a model or an alias of one, and bypasses rules.
     """
     asked, revision = split(facts.name)
     name = table.aliases.get(asked, asked)
     if revision:
         return Chosen(name, "the revision asked for", revision) if name in table.models else None
-    for place, rule in table.rules.get(name, ()):
-        routes = table.models.get(rule.then)
-        if routes is not None and routes.task is facts.task and _fits(rule.when, facts, routes.price_per_mtok):
-            return Chosen(rule.then, f"routes[{place}]", rule.revision)
+    for task in (facts.task, *facts.also):
+        for place, rule in table.rules.get(name, ()):
+            routes = table.models.get(rule.then)
+            if routes is not None and routes.task is task and _fits(rule.when, facts, task, routes.price_per_mtok):
+                return Chosen(rule.then, f"routes[{place}]", rule.revision)
     if name not in table.models:
         return None
     return Chosen(name, "the name asked for" if name == asked else f"{asked} is an alias of it")
 
 
-def _fits(when: When, facts: Facts, price: float | None) -> bool:
+def _fits(when: When, facts: Facts, task: Task, price: float | None) -> bool:
     """Whether all conditions hold. A missing budget counts as unlimited."""
-    if when.task is not None and when.task is not facts.task:
+    if when.task is not None and when.task is not task:
         return False
     if not when.prompt_tokens_min <= facts.prompt_tokens <= (when.prompt_tokens_max or math.inf):
         return False

@@ -70,8 +70,10 @@ class Dispatcher:
         task: Task,
         served: Mapping[str, Served],
         tenant: Tenant = ANONYMOUS,
+        *,
+        also: tuple[Task, ...] = (),
     ) -> Chosen | None:
-        """The model for a request. None: the name in the request, which needs no resolving.
+        """The model for a request; `also`: other tasks that may serve it. None: the one named, if there is one.
 
         Its prompt tokens are estimated from what was learned of that model, or of the first one that a rule names.
 
@@ -87,9 +89,8 @@ class Dispatcher:
             raise DeniedRefusal(forbidden(tenant, name))  # the same as for an unknown name
         likely = (served.get(name) for name in (to, *(rule.then for _, rule in table.rules.get(to, ()))))
         lengths = next((each.lengths for each in likely if each is not None), UNLEARNED)
-        chosen = resolve(
-            table, _facts(table, request, exchange, task, tenant, tokens=lengths.tokens(request.text_bytes))
-        )
+        tokens = lengths.tokens(request.text_bytes)
+        chosen = resolve(table, _facts(table, request, exchange, task, tenant, tokens=tokens, also=also))
         if chosen is not None:
             return chosen
         shown = name[:SHOWN_CHARS_MAX]
@@ -144,18 +145,15 @@ def serving(models: Mapping[str, Served], name: str, endpoint: Endpoint, *, load
             raise Refusal(Code.NO_REPLICA, "The gateway does not know its models yet.")
         shown = name if len(name) <= 128 else f"{name[:128]}…"
         raise Refusal(Code.MODEL_NOT_FOUND, f"The model `{shown}` does not exist.", "model")
-    if served.routes.task is not endpoint.task and not endpoint.any_task and not _embeds(served, endpoint):
-        text = f"The model `{name}` serves {served.routes.task} requests; {endpoint.path[:256]} needs a model of the "
-        text += f"task {endpoint.task}{' (a model server)' if endpoint.task is Task.TENSOR else ''}."
+    task = served.routes.task
+    if task is not endpoint.task and task not in endpoint.also:
+        needed = " or ".join((endpoint.task, *endpoint.also))
+        text = f"The model `{name}` serves {task} requests; {endpoint.path[:256]} needs a model of the "
+        text += f"task {needed}{' (a model server)' if endpoint.task is Task.TENSOR else ''}."
         raise Refusal(Code.WRONG_TASK, text, "model")
     if endpoint.method != b"POST" and not served.ready:  # status requests do not wait for a replica
         raise Refusal(Code.NO_REPLICA)
     return served
-
-
-def _embeds(served: Served, endpoint: Endpoint) -> bool:
-    """Whether it may be a tensor model that makes embeddings; only its replicas know."""
-    return served.routes.task is Task.TENSOR and endpoint.task is Task.EMBED
 
 
 def missing_revision(served: Served, revision: str) -> Refusal | None:
@@ -210,7 +208,14 @@ def renamed(body: bytes, model: str) -> bytes:
 
 
 def _facts(
-    table: Table, request: RequestFields, exchange: Exchange, task: Task, tenant: Tenant, *, tokens: int
+    table: Table,
+    request: RequestFields,
+    exchange: Exchange,
+    task: Task,
+    tenant: Tenant,
+    *,
+    tokens: int,
+    also: tuple[Task, ...],
 ) -> Facts:
     found = ((name, exchange.header(name.encode())) for name in table.headers)
     return Facts(
@@ -221,6 +226,7 @@ def _facts(
         headers={name: value.decode("latin-1") for name, value in found if value is not None},
         budget_ms=_budget(exchange, BUDGET),
         cost_max=_budget(exchange, COST),
+        also=also,
     )
 
 

@@ -10,7 +10,7 @@ from forebay.wire.openai_request import COMPLETION_TOKENS_DEFAULT
 class Endpoint(NamedTuple):
     """A path that replicas serve, and the start of the upstream request for it.
 
-    `any_task`: models of every task serve it; `task` is its default. `runs`: it runs the model, not just its
+    `also`: models of these tasks serve it, too. `runs`: it runs the model, not just its
     tokenizer. `model` is set if it is part of the path. `tokens_default`: most tokens of a choice if the request sets
     no limit; 0: the model decides.
     """
@@ -18,7 +18,7 @@ class Endpoint(NamedTuple):
     path: str
     task: Task
     head: bytes
-    any_task: bool = False
+    also: tuple[Task, ...] = ()
     runs: bool = True
     method: bytes = b"POST"
     model: str = ""
@@ -26,20 +26,20 @@ class Endpoint(NamedTuple):
 
 
 def _endpoint(
-    path: str, task: Task, *, any_task: bool = False, runs: bool = True, tokens_default: int = 0
+    path: str, task: Task, *, also: tuple[Task, ...] = (), runs: bool = True, tokens_default: int = 0
 ) -> Endpoint:
     head = f"POST {path} HTTP/1.1\r\nhost: forebay\r\ncontent-type: application/json\r\n"
     head += f"{GATEWAY.decode()}: 1\r\nx-request-id: "
-    return Endpoint(path, task, head.encode(), any_task, runs, tokens_default=tokens_default)
+    return Endpoint(path, task, head.encode(), also, runs, tokens_default=tokens_default)
 
 
 ENDPOINTS: Final = {
     b"/v1/chat/completions": _endpoint("/v1/chat/completions", Task.CHAT),
     b"/v1/completions": _endpoint("/v1/completions", Task.CHAT, tokens_default=COMPLETION_TOKENS_DEFAULT),
-    b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED),
+    b"/v1/embeddings": _endpoint("/v1/embeddings", Task.EMBED, also=(Task.TENSOR,)),  # only replicas know which
     b"/v1/messages": _endpoint("/v1/messages", Task.CHAT),
     b"/v1/messages/count_tokens": _endpoint("/v1/messages/count_tokens", Task.CHAT, runs=False),
     b"/v1/responses": _endpoint("/v1/responses", Task.CHAT),
-    b"/v1/tokenize": _endpoint("/v1/tokenize", Task.CHAT, any_task=True, runs=False),
-    b"/v1/detokenize": _endpoint("/v1/detokenize", Task.CHAT, any_task=True, runs=False),
+    b"/v1/tokenize": _endpoint("/v1/tokenize", Task.CHAT, also=(Task.EMBED,), runs=False),
+    b"/v1/detokenize": _endpoint("/v1/detokenize", Task.CHAT, also=(Task.EMBED,), runs=False),
 }

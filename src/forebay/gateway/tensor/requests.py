@@ -90,7 +90,7 @@ def find(exchange: Exchange, model: str = "") -> Endpoint | None:
     target = b"/v2/models/%b%b%b" % (name, version, b"/" + action if action else b"")
     head = _head(exchange, method, target)
     named = unquote(name.decode("latin-1"))
-    return Endpoint(path.decode("latin-1"), Task.TENSOR, head, False, method is POST, method, named)
+    return Endpoint(path.decode("latin-1"), Task.TENSOR, head, (), method is POST, method, named)
 
 
 def request_fields(endpoint: Endpoint, exchange: Exchange, body: bytes) -> RequestFields:
