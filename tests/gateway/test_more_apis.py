@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.gateway.dispatch.test_dispatch import serving, worker
 from tests.gateway.rig import EVENT_STREAM, ROUTES, Worker, chat, cluster, error_code, failing, post
 from tests.net.rig import peer, run
 
-from forebay.core.model import Task
+from forebay.core.model import Dispatch, Rule, Task
 from forebay.net.server import Exchange
 from forebay.wire.apis.messages_answer import MessagesAnswer
 from forebay.wire.apis.responses_answer import ResponsesAnswer
@@ -61,6 +62,20 @@ def test_token_endpoints_refuse_tensor_models(tmp_path: Path) -> None:
             answer = await front.ask(post(chat(), b"/v1/tokenize"))
             assert (answer.status, error_code(answer)) == (400, "wrong_task")
             assert b"/v1/tokenize needs a model of the task chat or embed." in answer.body
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("task", "path"), [(Task.EMBED, b"/v1/tokenize"), (Task.TENSOR, b"/v1/embeddings")], ids=["tokens", "vectors"]
+)
+def test_a_rule_leads_to_every_model_that_its_name_would(tmp_path: Path, task: Task, path: bytes) -> None:
+    async def main() -> None:
+        dispatch = Dispatch({}, (Rule("auto", "m"),))
+        async with serving(tmp_path, (worker("m"), {"task": task}), dispatch=dispatch) as front:
+            for name in ("m", "auto"):
+                answer = await front.ask(post(chat(name), path))
+                assert (answer.status, answer.body) == (200, b'{"model":"m"}')
 
     run(main())
 

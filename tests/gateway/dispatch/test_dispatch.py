@@ -132,20 +132,6 @@ def test_a_name_that_has_no_model_for_the_task_is_refused(tmp_path: Path) -> Non
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("task", "path"), [(Task.EMBED, b"/v1/tokenize"), (Task.TENSOR, b"/v1/embeddings")], ids=["tokens", "vectors"]
-)
-def test_a_rule_leads_to_every_model_that_its_name_would(tmp_path: Path, task: Task, path: bytes) -> None:
-    async def main() -> None:
-        dispatch = Dispatch({}, (Rule("auto", "m"),))
-        async with serving(tmp_path, (worker("m"), {"task": task}), dispatch=dispatch) as front:
-            for name in ("m", "auto"):
-                answer = await front.ask(post(chat(name), path))
-                assert (answer.status, answer.body) == (200, b'{"model":"m"}')
-
-    run(main())
-
-
 def test_names_change_with_the_snapshot_and_are_listed(tmp_path: Path) -> None:
     async def main() -> None:
         big, small = worker("big"), worker("small")
