@@ -46,6 +46,18 @@ def test_requests_of_every_api_are_relayed_to_a_worker_and_back(tmp_path: Path, 
     run(main())
 
 
+def test_errors_about_models_have_the_format_of_the_clients_api(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path, Worker()) as front:
+            get = b"GET /v1/models/nobody HTTP/1.1\r\nhost: a\r\n%b\r\n"
+            answer = await front.ask(get % b"anthropic-version: 2023-06-01\r\n")
+            document = msgspec.json.decode(answer.body)
+            assert (answer.status, document["type"], document["error"]["type"]) == (404, "error", "not_found_error")
+            assert "type" not in msgspec.json.decode((await front.ask(get % b"")).body)
+
+    run(main())
+
+
 def test_token_endpoints_serve_language_and_embedding_models(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(), base=replace(ROUTES, task=Task.EMBED)) as front:

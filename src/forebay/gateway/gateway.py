@@ -1,5 +1,7 @@
 """The intake of requests: identify the caller, resolve the model, check limits, and hand over to the scheduler."""
 
+from typing import Final
+
 from forebay.core.dispatch import Chosen
 from forebay.core.errors import TABLE, Code, Refusal
 from forebay.core.model import Snapshot
@@ -16,7 +18,10 @@ from forebay.net.server import Exchange
 from forebay.obs.metrics import UNKNOWN, Metrics
 from forebay.wire import http1
 from forebay.wire.apis.request_fields import CODING, RequestFields, coded
-from forebay.wire.errors import error_body, id_headers
+from forebay.wire.errors import MESSAGES, MODELS, error_body, id_headers
+
+ANTHROPIC: Final = b"anthropic-version"
+"""A header that all requests of Anthropic's clients have."""
 
 
 class Gateway:
@@ -107,7 +112,7 @@ class Gateway:
         retry_after_s = refusal.retry_after_s if isinstance(refusal, DeniedRefusal) else default_s
         if retry_after_s:
             headers.append((b"retry-after", b"%d" % retry_after_s))
-        exchange.respond(TABLE[refusal.code].status, headers, error_body(refusal, exchange.path))
+        exchange.respond(TABLE[refusal.code].status, headers, error_body(refusal, _format_of(exchange)))
         self.refused(refusal.code)
         recorded = exchange.method == b"POST"
         self._log.refused(exchange, request_id, refusal.code, caller=caller, asked=asked, recorded=recorded)
@@ -145,3 +150,9 @@ class Gateway:
             self._metrics.counter("tenant_refusals_total", caller.tenant.name, verdict.code.value).inc()
             raise DeniedRefusal(verdict)
         return verdict
+
+
+def _format_of(exchange: Exchange) -> str:
+    """The path whose error format the client reads: both APIs have models."""
+    path = exchange.path
+    return MESSAGES if path.startswith(MODELS) and exchange.header(ANTHROPIC) is not None else path
