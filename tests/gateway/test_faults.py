@@ -27,7 +27,7 @@ from tests.gateway.rig import (
 )
 from tests.net.rig import Script, Told, peer, run, scripted, until
 
-from forebay.core.model import Replica, ReplicaState, Snapshot
+from forebay.core.model import Limits, Replica, ReplicaState, Snapshot
 from forebay.net.server import Exchange, Handler
 
 
@@ -333,6 +333,26 @@ def test_a_client_that_leaves_cancels_the_work_at_once(tmp_path: Path, begun: bo
             await until(lambda: gone == [1])
             assert await front.metric('forebay_in_flight{model="chat"}') == 0
             assert await front.metric('forebay_requests_total{code="client_closed",model="chat"}') == 1
+
+    run(main())
+
+
+def test_a_client_that_is_disconnected_because_it_does_not_read_counts_as_a_slow_consumer(tmp_path: Path) -> None:
+    def flood(exchange: Exchange) -> None:
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(b"data: 1\n\n" * 1_000_000)
+
+    async def main() -> None:
+        limits = Limits(write_timeout_s=0.2)
+        async with (
+            cluster(tmp_path, Worker(flood), limits=limits) as front,
+            peer(front.port, receive_bytes=4096) as client,
+        ):
+            client.send(post(chat(stream=True)))
+            await until(lambda: bool(front.lines()))
+            assert [(line["status"], line["code"]) for line in front.lines()] == [(408, "slow_consumer")]
+            assert await front.metric('forebay_requests_total{code="slow_consumer",model="chat"}') == 1
+            assert await front.metric('forebay_in_flight{model="chat"}') == 0
 
     run(main())
 

@@ -30,7 +30,7 @@ PROCESSING: Final = http1.status_line(102) + b"\r\n"
 class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
     """The asyncio protocol of an accepted socket."""
 
-    __slots__ = ("_active", "_advancing", "_due", "_held", "_paused", "_peer", "_reading", "_unsent")
+    __slots__ = ("_active", "_advancing", "_due", "_held", "_paused", "_peer", "_reading", "_unsent", "cut")
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -42,6 +42,8 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
         self._paused = False
         self._reading = True
         self._unsent = 0
+        self.cut = False
+        """Whether we disconnected the client because it did not read in time."""
 
     def turn_away(self, refusal: Refusal, target: bytes) -> None:
         """Answer with this error once the connection is made, and read nothing; `target`: that of the request."""
@@ -294,6 +296,7 @@ class Connection(Reader):  # not an asyncio.Protocol: see `Upstream`
 
     def _cut(self) -> None:
         self._phase = CLOSED
+        self.cut = True
         self.transport.abort()
         self._gone()
 

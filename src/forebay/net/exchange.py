@@ -104,6 +104,11 @@ class Exchange:
         """Whether the client reads more slowly than we write."""
         return self._line.paused
 
+    @property
+    def cut(self) -> bool:
+        """Whether the client was disconnected because it did not read in time."""
+        return self._line.cut
+
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; the last one of repeated headers."""
         return self.fields.get(name)

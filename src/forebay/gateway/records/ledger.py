@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forebay.core.errors import CLIENT_CLOSED, OK, TABLE
+from forebay.core.errors import CLIENT_CLOSED, OK, TABLE, Code
 from forebay.gateway.records.audit import lines_after
 from forebay.gateway.records.facts import Used
 from forebay.gateway.records.saved import (
@@ -37,8 +37,10 @@ DAYS_MAX: Final = 400
 """Older days are removed."""
 REPLAY_FILES_MAX: Final = 4
 """How many audit files are searched for uncounted lines."""
-OUTCOMES: Final = {OK: "ok", CLIENT_CLOSED: "cancelled"} | {
-    code.value: row.blame.value for code, row in TABLE.items()
+OUTCOMES: Final = {code.value: row.blame.value for code, row in TABLE.items()} | {
+    OK: "ok",
+    CLIENT_CLOSED: "cancelled",
+    Code.SLOW_CONSUMER.value: "cancelled",
 }
 """Outcome by code: `ok`, `cancelled`, or who is to blame for the error."""
 

@@ -97,7 +97,7 @@ class Relay(RequestState):
         self._end(refusal.code.value, status)
 
     def client_gone(self) -> None:
-        """The client disconnected: cancel the work on its response."""
+        """The client disconnected, or was disconnected because it did not read: cancel the work on its response."""
         call = self._call
         if call is not None:
             if self.transcript is not None and ended(last_data(self.transcript.last)):
@@ -106,7 +106,10 @@ class Relay(RequestState):
                 self.timer = asyncio.get_running_loop().call_later(TAIL_S, self.replica_lost)
                 return
             call.cancel()
-        self._end(CLIENT_CLOSED, 499)
+        if self.exchange.cut:
+            self._end(Code.SLOW_CONSUMER.value, TABLE[Code.SLOW_CONSUMER].status)
+        else:
+            self._end(CLIENT_CLOSED, 499)
 
     def replica_lost(self) -> None:
         """The replica has not responded for too long."""
