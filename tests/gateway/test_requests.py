@@ -257,6 +257,30 @@ def test_listener_limits_are_enforced(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("name", "limit", "sent"),
+    [
+        ("headers_max", 8, post(chat(), CHAT, *(b"x-%d: 1" % n for n in range(9)))),
+        ("header_bytes_max", 1024, post(chat(), CHAT, b"x: " + b"y" * 2000)),
+        ("body_bytes_max", 1000, post(chat(pad="x" * 2000))),
+        ("head_timeout_s", 0.2, b"GET /livez HTTP/1.1\r\n"),
+        ("body_timeout_s", 0.2, post(chat())[:-1]),
+        ("connections_max", 1, post(chat())),
+    ],
+)
+def test_an_error_names_the_limit_that_was_exceeded(tmp_path: Path, name: str, limit: float, sent: bytes) -> None:
+    async def main() -> None:
+        limits = Limits(**{name: limit})  # type: ignore[arg-type]  # some are whole numbers
+        async with fronting(tmp_path, ROUTES, limits=limits) as front, peer(front.port) as first:
+            first.send(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            await first.answer()
+            async with peer(front.port) as client:
+                client.send(sent)
+                assert f"gateway.limits.{name}".encode() in (await client.answer()).body
+
+    run(main())
+
+
 def test_the_access_log_has_one_line_per_request_and_no_prompt(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path, Worker(events)) as front:

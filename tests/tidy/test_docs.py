@@ -9,7 +9,7 @@ import pytest
 from tests.tidy.checkout import ROOT, list_of, name, python_files, statements, tree
 
 from forebay.cli import docs
-from forebay.core.errors import TABLE, Code
+from forebay.core.errors import OK, TABLE, Blame, Code
 from forebay.engines import ADAPTERS
 from forebay.obs import metrics
 
@@ -150,3 +150,11 @@ def test_every_engine_is_in_the_contract_suite() -> None:
     absent = [f"{engine} ({ADAPTERS[engine][0]})" for engine in sorted(ADAPTERS) if f'"{engine}"' not in suites]
 
     assert not absent, f"add these to the parametrisation of the engine contract in tests/contract:{list_of(absent)}"
+
+
+def test_the_alert_rules_count_every_code_that_is_not_the_clients_fault() -> None:
+    counted = re.findall(r'code=~"([^"]+)"', (ROOT / "docs/availability.md").read_text())
+    of_admin_api = {Code.STORE_UNAVAILABLE, Code.NOT_LEADER}
+    ours = {code.value for code, row in TABLE.items() if row.blame is not Blame.CLIENT and code not in of_admin_api}
+
+    assert [set(each.split("|")) for each in counted] == [ours | {OK}]

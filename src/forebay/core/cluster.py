@@ -143,7 +143,7 @@ class AdminSettings(Section):
 
 
 class Slo(Section):
-    """The model's service level objective; `forebay status` and metrics report against it."""
+    """The model's service level objective; `forebay sla` reports against it."""
 
     availability: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of requests that must succeed, for example 0.999."""

@@ -110,7 +110,14 @@ TABLE: dict[Code, Row] = {
         _BAD,
         "The request head is larger than gateway.limits.header_bytes_max (model server: 32,768 bytes).",
     ),
-    Code.REQUEST_TIMEOUT: Row(408, _C, False, _BAD, "The complete request did not arrive in time."),
+    Code.REQUEST_TIMEOUT: Row(
+        408,
+        _C,
+        False,
+        _BAD,
+        "The complete request did not arrive in time: gateway.limits.head_timeout_s or gateway.limits.body_timeout_s "
+        "(model server: 10 s or 300 s).",
+    ),
     Code.UNAUTHORIZED: Row(401, _C, False, _BAD, "The API key is missing or not valid."),
     Code.MODEL_NOT_ALLOWED: Row(403, _C, False, _BAD, "The tenant of this API key may not use the model."),
     Code.ROLE_NOT_ALLOWED: Row(403, _C, False, _BAD, "The role of this key does not permit this operation."),
@@ -122,7 +129,9 @@ TABLE: dict[Code, Row] = {
     ),
     Code.STREAMS_LIMIT: Row(429, _C, False, _BUSY, "The tenant has reached its limit on open streams."),
     Code.BUDGET_EXCEEDED: Row(429, _C, False, _BUSY, "The tenant has used up its tokens for the day."),
-    Code.CONNECTION_LIMIT: Row(503, _P, False, _SERVER, "Too many open connections."),
+    Code.CONNECTION_LIMIT: Row(
+        503, _P, False, _SERVER, "Too many open connections: gateway.limits.connections_max (model server: 10,000)."
+    ),
     Code.BODIES_LIMIT: Row(
         503,
         _P,

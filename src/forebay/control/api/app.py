@@ -160,7 +160,7 @@ async def _body(request: Request) -> bytes:
                     raise Refusal(Code.BODY_TOO_LARGE, f"The body is larger than {BODY_BYTES_MAX} bytes.")
                 parts.append(part)
     except TimeoutError:
-        raise Refusal(Code.REQUEST_TIMEOUT) from None
+        raise Refusal(Code.REQUEST_TIMEOUT, f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
     return b"".join(parts)
 
 

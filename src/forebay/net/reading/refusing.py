@@ -24,7 +24,9 @@ class Stop(Exception):  # noqa: N818 - control flow, never an error
 def head_flaw(target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> Refusal | None:
     """Why a head is rejected; None: it is accepted. Header names are lower-case."""
     if len(headers) > limits.headers_max:
-        return Refusal(Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields.")
+        return Refusal(
+            Code.HEADERS_TOO_LARGE, f"More than {limits.headers_max} header fields: gateway.limits.headers_max."
+        )
     if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
         return Refusal(Code.HEADERS_TOO_LARGE)
     names = [name for name, _ in headers]
