@@ -1,6 +1,7 @@
 """Device health under control: readings become placement restrictions, with hanging sources and no store too."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -281,6 +282,29 @@ def test_driver_exception_leaves_device_state_unchanged() -> None:
         assert health.readings
 
     play(story)
+
+
+def test_nodes_whose_devices_cannot_be_read_are_named_as_the_cluster_file_names_them() -> None:
+    async def story(rig: Rig) -> None:
+        rig.nodes = (NodeSettings(name="a"), NodeSettings(name="b"))
+        rig.source.fails = "no driver"
+        health = rig.health()
+        await health.begin()
+        assert [(each.name, each.trouble) for each in health.nodes()] == [("a", "no driver"), ("b", "")]
+        assert source_up(rig) == {"a": 0.0}
+
+        rig.source.fails = ""
+        rig.source.now = (replace(FINE, node="b"),)
+        await health.look()
+        assert [(each.name, each.trouble) for each in health.nodes()] == [("a", ""), ("b", "")]
+        assert source_up(rig) == {"b": 1.0}
+
+    play(story)
+
+
+def source_up(rig: Rig) -> dict[str, float]:
+    lines = re.findall(r'forebay_device_source_up{node="(.+?)"} (.+)', rig.metrics.render().decode())
+    return {node: float(value) for node, value in lines}
 
 
 def test_drain_lasts_until_undrain_and_survives_restarts() -> None:

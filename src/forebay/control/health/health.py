@@ -138,8 +138,9 @@ class Health:
         if not self._is_read and self._use.is_due():
             await self._read()
         now = wall_s()
-        for node, look in (await look_at_all(self._watches, timeout_s)).items():
-            self._process(node, look, now)
+        for source, look in (await look_at_all(self._watches, timeout_s)).items():
+            self._process(source, look, now)
+        self._meters.sources(self._troubles())
         self._settle()
         await self._keep()
 
@@ -236,11 +237,20 @@ class Health:
 
     def _standing(self, name: str) -> NodeStanding:
         node = self._nodes.get(name, NodeState(name))
-        own = sorted(
-            source for source, ids in self._found.items() if any(self._readings[id].node == name for id in ids)
-        )
-        trouble = next((self.silent[source] for source in (name, *own) if source in self.silent), "")
-        return standing_of(node.record, name, self._readings, self._units, trouble)
+        return standing_of(node.record, name, self._readings, self._units, self._troubles().get(name, ""))
+
+    def _troubles(self) -> dict[str, str]:
+        """Why the devices of a node cannot be read; empty: they can. A node without a source is missing."""
+        found: dict[str, str] = {}
+        for source in self._watches:
+            nodes = {self._readings[id].node for id in self._found.get(source, ())} or {self._home(source)}
+            for node in nodes:
+                found[node] = found.get(node) or self.silent.get(source, "")
+        return found
+
+    def _home(self, source: str) -> str:
+        """The node that a source's devices belong to unless something else is known."""
+        return source if source != LOCAL else next((node.name for node in self._declared()), LOCAL)
 
     def _process(self, source: str, look: Look, now: float) -> None:
         """Process what a source reports of its devices."""
@@ -265,7 +275,7 @@ class Health:
         """Replace the devices of a source by its new readings."""
         whole = {each.device: each for each in readings}
         owners = {gpu.id: node.name for node in self._declared() for gpu in node.gpus or ()}
-        home = source if source != LOCAL else next((node.name for node in self._declared()), LOCAL)
+        home = self._home(source)
         own = {}
         for id, each in sorted(whole.items()):
             reading = inherited(each, whole)
@@ -307,7 +317,6 @@ class Health:
     def _note_source(self, source: str, look: Look) -> None:
         trouble = look.trouble
         (self._blind.add if look.readings is None else self._blind.discard)(source)
-        self._meters.source(source, not trouble)
         before = self.silent.pop(source, "")
         if trouble:
             self.silent[source] = trouble

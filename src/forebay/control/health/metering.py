@@ -14,6 +14,7 @@ class Meters:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._read: set[str] = set()
 
     def device(self, reading: DeviceReading, state: DeviceState) -> None:
         """Update the metrics of a device, from a reading or its last known state."""
@@ -43,6 +44,10 @@ class Meters:
         for name, node in nodes.items():
             self._metrics.gauge("node_drained", name).set(node.record.maintenance is not None)
 
-    def source(self, node: str, up: bool) -> None:
-        """Whether a source could be polled."""
-        self._metrics.gauge("device_source_up", node).set(up)
+    def sources(self, troubles: Mapping[str, str]) -> None:
+        """Whether the devices of each node can be read; all nodes with a source, and why not."""
+        for gone in self._read - troubles.keys():
+            self._metrics.forget("device_source_up", gone)
+        self._read = set(troubles)
+        for node, trouble in troubles.items():
+            self._metrics.gauge("device_source_up", node).set(not trouble)
