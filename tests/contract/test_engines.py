@@ -164,6 +164,16 @@ def test_id_reused_during_its_cancelled_input_gets_its_own_vector(bge_small: Pat
         assert [(event.id, event.prompt_tokens) for event in ended if isinstance(event, Embedded)] == [("b", 20)]
 
 
+@pytest.mark.slow
+def test_more_inputs_than_may_wait_are_rejected_by_the_name_of_the_setting(bge_small: Path) -> None:
+    with closing(engines.create("onnx", str(bge_small), {"threads": 1, "queue_max": 2})) as engine:
+        engine.load()
+        for n in range(2):
+            engine.add(Embed(str(n), "an input of the same request"), 0.0)
+        with pytest.raises(Refusal, match=r"at most 2 may wait for a batch \(engine\.queue_max\)"):
+            engine.add(Embed("2", "an input of the same request"), 0.0)
+
+
 def test_unknown_engine_error_lists_known_ones() -> None:
     with pytest.raises(EngineBroken, match=r"'nope' does not exist.*onnx.*synthetic"):
         engines.create("nope", "", {})

@@ -121,9 +121,8 @@ class OnnxEngine:
             text = f"`input` has {len(ids)} tokens; this model takes at most {self._context}"
             raise Refusal(Code.CONTEXT_LENGTH_EXCEEDED, text, "input")
         if not self._batcher.offer(work.id, len(ids), now):
-            raise Refusal(
-                Code.OVERLOADED, f"{self._settings.queue_max} inputs are already waiting, which is the limit"
-            )
+            most = f"at most {self._settings.queue_max} may wait for a batch (engine.queue_max)"
+            raise Refusal(Code.OVERLOADED, f"Too many inputs, of this request or others: {most}.")
         self._tokens[work.id] = ids
         return None
 
