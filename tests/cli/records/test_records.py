@@ -197,6 +197,7 @@ def test_explain_skips_damaged_records_and_reports_them_if_nothing_is_found(run:
     lost = run("explain", "req-1")
     assert lost.returncode == 1
     assert "There is no record of req-1" in lost.stderr
+    assert "if gateway.records.decisions is on" in lost.stderr
     assert "1 damaged" in lost.stderr
     assert "damaged" not in run("explain", "nobody").stderr
 

@@ -32,8 +32,9 @@ def explain(records: "RecordFiles | RemoteRecords", request_id: str, as_json: bo
     if not found.decisions:
         hint = f" {found.damaged} damaged sections could not be read." if found.damaged else ""
         raise UserError(
-            f"There is no record of {request_id}. A request is recorded within a second of its end; the oldest "
-            f"records are removed (gateway.records.decision_files_max).{hint}"
+            f"There is no record of {request_id}. A request is recorded within a second of its end if "
+            f"gateway.records.decisions is on; the oldest records are removed "
+            f"(gateway.records.decision_files_max).{hint}"
         )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found.decisions)).decode())

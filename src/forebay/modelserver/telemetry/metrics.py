@@ -31,7 +31,9 @@ class Sample(NamedTuple):
 
 
 SUCCESS: Final = Row("nv_inference_request_success", "counter", "Requests answered successfully.")
-FAILURE: Final = Row("nv_inference_request_failure", "counter", "Requests that failed, by reason.")
+FAILURE: Final = Row(
+    "nv_inference_request_failure", "counter", "Requests that failed after they were queued, by reason."
+)
 COUNT: Final = Row(
     "nv_inference_count", "counter", "Inferences performed, one per batch row, without cached responses."
 )
@@ -62,7 +64,7 @@ CACHE: Final[Mapping[str, tuple[Row, Row]]] = {
         Row("nv_cache_hit_duration_per_model", "counter", "Total time of lookups that hit, microseconds."),
     ),
     "cache_miss": (
-        Row("nv_cache_num_misses_per_model", "counter", "Requests that missed the response cache."),
+        Row("nv_cache_num_misses_per_model", "counter", "Requests that missed the response cache and succeeded."),
         Row(
             "nv_cache_miss_duration_per_model",
             "counter",
