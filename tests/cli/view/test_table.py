@@ -1,16 +1,24 @@
 """Tables on narrow terminals: text wraps, and nothing is cut off."""
 
 from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import pytest
 from rich.console import Console, RenderableType
 from rich.table import Table
+from tests.cli.deploy.test_commands import ROLLOUT
 
+from forebay.cli.deploy.view import past
+from forebay.cli.registry.work import SPARE, listing
 from forebay.cli.view.status import view
 from forebay.cli.view.table import Fitting, table
 from forebay.control.status import ModelStatus, ReplicaStatus, Status, UnitStatus
-from forebay.core.model import ReplicaState
+from forebay.core.model import ReplicaState, Task
+from forebay.core.registry.approval import ApprovalState, Standing
+from forebay.registry.catalogue import Listed
+from forebay.registry.proved import Revision
 
 NAMES = ("recommender-large-0", "recommender-large-1")
 
@@ -78,3 +86,22 @@ def test_text_wraps_and_whole_columns_do_not() -> None:
 
     assert lines[0].startswith("0123456789  ")
     assert "".join(line[12:].strip() for line in lines) == "somebody@example.com"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_ids_of_revisions_are_in_one_piece_on_narrow_terminals(width: int) -> None:
+    revision = Revision("chat", "r-8ca3345e", "a" * 64, "b" * 64, Task.CHAT, "synthetic", {}, "./m", 1.0, "somebody")
+    made = Listed(revision, Standing(ApprovalState.APPROVED), ("champion", "stable"), 1_500_000)
+    shown = printed(Fitting(partial(listing, (made,)), SPARE), width)
+
+    assert "r-8ca3345e" in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert ("synthetic" in shown) == (width == 120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_history_of_rollouts_has_ids_in_one_piece(width: int) -> None:
+    shown = printed(past((replace(ROLLOUT, why="5 x server_error of the canary within 30 s"),)), width)
+
+    for id in ("chat:3", "r-0000aaaa", "r-1111bbbb"):
+        assert id in shown

@@ -125,7 +125,9 @@ def line(it: RolloutDocument) -> str:
 
 def past(rollouts: Iterable[RolloutDocument]) -> RenderableType:
     """One line for each rollout."""
-    shown = table("rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why")
+    shown = table(
+        "rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why", whole=("rollout", "from", "to")
+    )
     for it in rollouts:
         words = Text(it.phase.value.replace("_", " "), PHASES[it.phase])
         shown.add_row(it.id, it.kind, it.stable, it.canary, words, time(it.created_at), it.created_by, it.why)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from forebay.cli.registry.opening import store_of
 from forebay.cli.serve import ModelOptions, cluster_of
 from forebay.cli.settings import WRONG_USAGE, UserError
 from forebay.cli.view.screen import Screen
-from forebay.cli.view.table import table
+from forebay.cli.view.table import Fitting, table
 from forebay.core.cluster import Cluster
 from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalState
@@ -32,6 +33,9 @@ from forebay.store import events
 if TYPE_CHECKING:
     from forebay.cli.registry.remote import RemoteRegistry
 
+COLUMNS = ("model", "revision", "state", "aliases", "task", "engine", "size", "registered (UTC)", "by")
+SPARE = ("task", "size", "engine", "by")
+"""Columns that a narrow terminal does not get, the first ones first."""
 STYLES = {ApprovalState.APPROVED: "green", ApprovalState.PENDING: "yellow", ApprovalState.REJECTED: "red"}
 
 
@@ -117,11 +121,16 @@ def show_all(listed: Iterable[Listed], as_json: bool) -> None:
     if not listed:
         settings.screen().print("Nothing is registered yet: `forebay registry add MODEL SOURCE`.")
         return
-    columns = ("model", "revision", "state", "aliases", "task", "engine", "size", "registered (UTC)", "by")
-    shown = table(*columns, right=("size",))
+    settings.screen().print(Fitting(partial(listing, listed), SPARE))
+
+
+def listing(listed: Iterable[Listed], without: Collection[str]) -> Table:
+    """A row for each revision; ids stay in one piece, as they are copied into other commands."""
+    kept = [at for at, name in enumerate(COLUMNS) if name not in without]
+    shown = table(*(COLUMNS[at] for at in kept), right=("size",), whole=("revision",))
     for each in listed:
         revision = each.revision
-        shown.add_row(
+        cells = (
             revision.model,
             revision.id,
             Text(each.standing.state, STYLES[each.standing.state]),
@@ -132,7 +141,8 @@ def show_all(listed: Iterable[Listed], as_json: bool) -> None:
             _time(revision.created_at),
             revision.created_by,
         )
-    settings.screen().print(shown)
+        shown.add_row(*(cells[at] for at in kept))
+    return shown
 
 
 def show(listed: Listed, as_json: bool) -> None:
