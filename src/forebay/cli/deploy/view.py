@@ -126,7 +126,15 @@ def line(it: RolloutDocument) -> str:
 def past(rollouts: Iterable[RolloutDocument]) -> RenderableType:
     """One line for each rollout."""
     shown = table(
-        "rollout", "kind", "from", "to", "came to", "begun (UTC)", "by", "why", whole=("rollout", "from", "to")
+        "rollout",
+        "kind",
+        "from",
+        "to",
+        "came to",
+        "begun (UTC)",
+        "by",
+        "why",
+        whole=("rollout", "kind", "from", "to"),
     )
     for it in rollouts:
         words = Text(it.phase.value.replace("_", " "), PHASES[it.phase])
