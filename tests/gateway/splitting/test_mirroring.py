@@ -109,6 +109,8 @@ def test_only_side_effect_free_requests_without_a_named_revision_are_mirrored(
     [
         (failing(500, "internal_error"), "internal_error"),
         (failing(400, "invalid_request"), "invalid_request"),
+        (failing(503, "request_failed", RETRYABLE), "request_failed"),
+        (failing(503, "engine_failed", RETRYABLE), "engine_failed"),
         (lambda exchange: exchange.abort(), "replica_lost"),
         (lambda exchange: exchange.respond(200, [], b'{"cut'), "replica_lost"),
     ],

@@ -12,7 +12,7 @@ from forebay.core.deploy.samples import PAIR_CHARS_MAX, Pair, Sample
 from forebay.core.deploy.scoring import alike
 from forebay.core.errors import OK, Code
 from forebay.core.model import Split
-from forebay.core.resilience import State
+from forebay.core.resilience import Outcome, State, outcome_of
 from forebay.core.rollout.sides import side_of
 from forebay.core.rollout.values import Arm, stratum_of
 from forebay.gateway.account import UNREPORTED, usage
@@ -153,7 +153,7 @@ class Mirror:
         self._counters(outcome).inc()
 
     def _ended(self, code: str) -> None:
-        if self._rejected:
+        if self._rejected and (code == OK or outcome_of(Code(code)) is not Outcome.FAILED):
             self._leave("no_room")
             return
         if code != OK and self._link.retired:  # it was cancelled
