@@ -110,3 +110,12 @@ def test_sla_of_one_model_and_invalid_queries(tmp_path: Path) -> None:
         assert IdleControlWithHistory(tmp_path).asks(**query)[0] == status
     assert "there is: chat, solo" in IdleControlWithHistory(tmp_path).asks(model="nobody")[1]["error"]["message"]
     assert IdleControlWithHistory(tmp_path, kept=False).asks()[0] == 409
+
+
+def test_sla_is_up_to_date_while_the_disk_accepts_nothing(tmp_path: Path) -> None:
+    place = IdleControlWithHistory(tmp_path)
+    place.history._add("chat", AvailabilitySums(3000.0, 2900.0, 2800.0), place.now)
+    (tmp_path / "availability").touch()  # so that no file can be written below it
+
+    status, said = place.asks()
+    assert (status, said["models"][0]["up_s"]) == (200, 2900)

@@ -117,6 +117,10 @@ class AvailabilityHistory:
             self._saved_at = now
             self.save()
 
+    def today(self) -> tuple[int, Day]:
+        """The number of the current day, and a copy of its content, with what no file has yet."""
+        return self._day_number, msgspec.json.decode(msgspec.json.encode(self._day), type=Day)
+
     def save(self) -> None:
         """Write the day's file. Raises OSError, and then the file is unchanged."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,14 +234,17 @@ class AvailabilityHistory:
         self._day.epoch = self._day.epoch or epoch
 
 
-def past(folder: Path, since: float, until: float) -> Day:
-    """The history of a period in seconds since the epoch: the hours that begin in it, and its incidents."""
-    found = Day()
+def past(folder: Path, since: float, until: float, today: tuple[int, Day] | None = None) -> Day:
+    """The history of a period in seconds since the epoch: the hours that begin in it, and its incidents.
+
+    `today` stands for the file of its day.
+    """
+    found, files, current = Day(), dict(_files(folder)), dict([today] if today is not None else [])
     first = since // HOUR_S
-    for number, path in _files(folder):
+    for number in sorted({*files, *current}):
         if not since // DAY_S <= number <= until // DAY_S:
             continue
-        day = _read(path)
+        day = current[number] if number in current else _read(files[number])
         for model, hours in day.models.items():
             kept = found.models.setdefault(model, {})
             kept.update({hour: each for hour, each in hours.items() if first <= hour <= until // HOUR_S})

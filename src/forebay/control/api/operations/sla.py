@@ -28,14 +28,14 @@ async def sla(call: AdminCall) -> Sla:
     if not plan.models:
         there = ", ".join(each.routes.name for each in services.control.plan.models)
         raise Refusal(Code.NOT_FOUND, f"There is no model {model!r}; there is: {there}.", "model")
-    history.save()
+    today = history.today()  # not through its file: the disk may be full
     until = wall_s()
     since = until - period_s
     promised = {each.routes.name: each.slo for each in plan.models}
 
     def read() -> Sla:
         served = services.delivered(since, until, promised) if services.delivered is not None else {}
-        return make_sla(plan, standby, past(history.folder, since, until), served, (since, until))
+        return make_sla(plan, standby, past(history.folder, since, until, today), served, (since, until))
 
     return await services.threads(read)
 
