@@ -282,7 +282,11 @@ class Pages:
         if denied is not None:
             self._gateway.refuse(exchange, Refusal(denied.code, denied.text))
             return
-        others = peers(self._spec)
+        try:
+            others = peers(self._spec)
+        except OSError as error:  # without those of the others, counters would seem to be reset
+            self._gateway.refuse(exchange, Refusal(Code.INTERNAL, f"The other gateways are unknown: {error}"))
+            return
         if not others or self._scrapes >= SCRAPES_MAX:
             self._show(exchange, {})
             return
@@ -330,7 +334,10 @@ def is_local(exchange: Exchange) -> bool:
 
 
 def peers(spec: GatewaySpec) -> dict[str, Endpoint]:
-    """Private endpoints of the cluster's other gateway processes, by id; without those that are gone."""
+    """Private endpoints of the cluster's other gateway processes, by id; without those that are gone.
+
+    Raises OSError.
+    """
     found = {}
     for path in sorted(Path(spec.peers_dir).glob("*.json")):
         if path.stem != spec.id and (endpoint := running(path)) is not None:

@@ -1,6 +1,7 @@
 """A gateway process from start to end: listen, publish its endpoint, follow the snapshot, drain on a signal, exit."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -177,9 +178,10 @@ async def _keep(gateway: Gateway, page: pages.Pages, metrics: Metrics, recorder:
 async def _count_peers(gateway: Gateway, spec: GatewaySpec) -> None:
     """Track how many gateways send to the same replicas: each has sent about as much as this one since a report."""
     while True:
-        gateways = 1 + len(pages.peers(spec))
-        for served in gateway.served.values():
-            served.pricing.gateways = gateways
+        with contextlib.suppress(OSError):  # without file descriptors the count stays as it is
+            gateways = 1 + len(pages.peers(spec))
+            for served in gateway.served.values():
+                served.pricing.gateways = gateways
         await asyncio.sleep(PEERS_EVERY_S)
 
 
