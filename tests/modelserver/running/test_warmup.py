@@ -69,6 +69,18 @@ def test_invalid_warmup_fails_the_load(tmp_path: Path, more: dict[str, str], tex
     asyncio.run(main())
 
 
+def test_warmup_of_a_model_that_does_not_batch_has_one_request_at_a_time(tmp_path: Path) -> None:
+    warm = WARM.format(size="batch_size: 2", key="IN", kind="TYPE_FP32", dims="dims: [1]")
+    write(tmp_path, "m", config(warm, max_batch=0), SAME)
+
+    async def main() -> None:
+        async with serving(tmp_path) as server:
+            with pytest.raises(Refused, match="warmup sample 'w': batch size 2 for 'm', max allowed is 1"):
+                await server.load("m", {})
+
+    asyncio.run(main())
+
+
 def test_warmup_input_is_reshaped_and_can_include_controls(tmp_path: Path) -> None:
     source = """
     def answer(self, request):

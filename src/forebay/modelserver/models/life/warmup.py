@@ -75,6 +75,10 @@ def works_of(config: ModelConfig, warmup: Warmup, folder: Path, contract: Contra
     if not warmup.batch_size:
         return  # no requests, as in Triton; the sample is not even validated
     sample = f"warmup sample '{warmup.name}'"
+    most = max(1, config.max_batch)
+    if warmup.batch_size > most:
+        text = f"{sample}: batch size {warmup.batch_size} for '{config.name}', max allowed is {most}"
+        raise Refused(Kind.INVALID_ARGUMENT, text)
     given = [_tensor(config, name, each, folder, sample) for name, each in warmup.inputs.items()]
     if sum(len(tensor.data) for tensor in given) > BYTES_MAX:
         raise Refused(Kind.INVALID_ARGUMENT, f"{sample} has more than {BYTES_MAX} bytes")
