@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import SAME, config, serving, tensor, write
+from tests.modelserver.models.rig import SAME, config, serving, tensor, until, write
 
 from forebay.core.serving.errors import Refused
 
@@ -111,6 +111,38 @@ def test_warmup_without_batch_size_is_skipped(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
+            assert server.states("m") == {"1": ("READY", "")}
+
+    asyncio.run(main())
+
+
+def test_added_instances_are_warmed_up_before_they_get_requests(tmp_path: Path) -> None:
+    seen, cold = tmp_path / "seen", tmp_path / "cold"
+    note = f"""
+    def answer(self, request):
+        if get(request)[0, 0] == 0:
+            with Path({str(seen)!r}).open("a") as file:
+                file.write(f"{{os.getpid()}} ")
+            assert not Path({str(cold)!r}).exists(), "cold"
+        return give(get(request))
+"""
+    warm = WARM.format(size="batch_size: 1", key="IN", kind="TYPE_FP32", dims="dims: [1]")
+    root = write(tmp_path / "r", "m", config(warm), note)
+
+    def scale(count: int) -> None:
+        (root / "m" / "config.pbtxt").write_text(config(f"{warm} instance_group {{ count: {count} kind: KIND_CPU }}"))
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            scale(3)
+            await server.load("m", {})
+            assert seen.read_text().split() == [str(pid) for pid in server.pids("m")]
+            cold.touch()
+            scale(4)
+            with pytest.raises(Refused, match=r"failed to run warmup sample 'w'.*cold"):
+                await server.load("m", {})
+            await until("the cold one is gone", lambda: len(server.pids("m")) == 3)
+            assert await server.numbers("m", tensor("IN", [[1.0]])) == [[1.0]]
             assert server.states("m") == {"1": ("READY", "")}
 
     asyncio.run(main())

@@ -9,6 +9,7 @@ batch = process.execute(0, works, listener)
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -18,7 +19,7 @@ from forebay.engines.tensor.protocol import Loaded
 from forebay.modelserver.process.lane import BATCHES_MAX
 from forebay.modelserver.process.placement import ChildSpec, Placement
 from forebay.modelserver.process.supervisor import Supervisor
-from forebay.modelserver.process.values import GaveUp, Listener, OnCall, Work
+from forebay.modelserver.process.values import Execute, GaveUp, Listener, OnCall, WarmUp, Work
 from forebay.modelserver.waiting import in_group
 
 STOPPED = "it has been stopped"
@@ -151,13 +152,12 @@ class ModelProcess:
 
     def execute(self, instance: int, works: Sequence[Work], listener: Listener) -> int:
         """Send a batch to an instance; returns its number, for `cancel`. Raises `Refused` if it is not usable."""
-        if not self.usable(instance):
-            raise Refused(Kind.UNAVAILABLE, f"model '{self._spec.config.name}' has no free instance {instance}")
-        supervisor = self._by_instance[instance]
-        number = next(self._batches)
-        supervisor.lanes[instance].execute(number, works, listener)
-        supervisor.watch()
-        return number
+        return self._send(self._by_instance[instance], instance, works, listener)
+
+    @property
+    def senders(self) -> list[Execute]:
+        """For each instance a function that sends a batch to it."""
+        return [partial(self._send, supervisor, index) for index, supervisor in enumerate(self._by_instance)]
 
     def measure(self) -> "list[asyncio.Future[None]]":
         """Request custom metrics from all children; await the futures until the ledger has them."""
@@ -167,11 +167,11 @@ class ModelProcess:
         """Signal cancellation of a request to the model; the request still ends in the usual way."""
         any(lane.cancel(batch, index) for supervisor in self._supervisors for lane in supervisor.lanes.values())
 
-    async def set_instances(self, placements: Sequence[Placement]) -> None:
+    async def set_instances(self, placements: Sequence[Placement], warm_up: WarmUp | None = None) -> None:
         """Change the instances in place; those with an unchanged placement keep running.
 
         Returns when the new ones are usable and removed ones have finished their batches. Raises `GaveUp`, with the
-        instances as before, if a new child cannot be loaded.
+        instances as before, if a new child cannot be loaded, or `warm_up` fails, which is run on the new ones first.
         """
         async with self._resizing:
             loaded = self._loaded
@@ -182,6 +182,8 @@ class ModelProcess:
                 lambda: all(self._settled(supervisor, index) for index, supervisor in enumerate(planned))
             )
             failed = next((self._failures[supervisor] for supervisor in planned if supervisor in self._failures), "")
+            if warm_up is not None and not failed and not self._over:
+                failed = await self._warmed(planned, warm_up)
             before, after = (planned, self._by_instance) if failed or self._over else (self._by_instance, planned)
             self._by_instance = after
             for index, supervisor in enumerate(before):
@@ -245,6 +247,29 @@ class ModelProcess:
                 self._failed = self._failed or text
                 self.stop()
         self._tell()
+
+    async def _warmed(self, planned: Sequence[Supervisor], warm_up: WarmUp) -> str:
+        """Warm up the instances that are new. Returns why that failed; empty: it has not."""
+        kept = self._by_instance
+        fresh: list[Execute] = [
+            partial(self._send, supervisor, index)
+            for index, supervisor in enumerate(planned)
+            if index >= len(kept) or kept[index] is not supervisor
+        ]
+        try:
+            await warm_up(fresh)
+        except Refused as refused:
+            return refused.text
+        return ""
+
+    def _send(self, supervisor: Supervisor, index: int, works: Sequence[Work], listener: Listener) -> int:
+        lane = supervisor.lanes.get(index)
+        if lane is None or lane.closing or lane.outstanding >= BATCHES_MAX:
+            raise Refused(Kind.UNAVAILABLE, f"model '{self._spec.config.name}' has no free instance {index}")
+        number = next(self._batches)
+        lane.execute(number, works, listener)
+        supervisor.watch()
+        return number
 
     async def _leave(self, supervisor: Supervisor, index: int) -> None:
         await supervisor.drop(index)

@@ -1,6 +1,6 @@
 """What the server passes to the processes of a model, and what they return."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -97,6 +97,13 @@ class Listener(Protocol):
 
     def on_done(self, done: Done) -> None:
         """The instance is free for the next batch. Called exactly once per batch."""
+
+
+Execute = Callable[[Sequence[Work], Listener], object]
+"""Sends a batch to an instance. Raises `Refused` if it is not usable."""
+
+WarmUp = Callable[[Sequence[Execute]], Awaitable[None]]
+"""Runs warm-up requests on instances. Raises `Refused` if one fails."""
 
 
 class Call(Protocol):

@@ -3,13 +3,17 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
 from forebay.modelserver.models.life.machine import SYS, node_cpus
+from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.options import Options
 from forebay.modelserver.process.placement import ChildSpec, Placement
+from forebay.modelserver.process.process import ModelProcess
+from forebay.modelserver.repository import Described
 
 
 def child_spec(config: ModelConfig, folder: Path, document: Mapping[str, Any], options: Options) -> ChildSpec:
@@ -29,6 +33,12 @@ def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[
         for group in config.instances
         for placement in _of_group(group, _near(options.hosts.get(group.host_policy, Placement()), sys), options.gpus)
     )
+
+
+async def resize(process: ModelProcess, described: Described, config: ModelConfig, options: Options) -> None:
+    """Give the process the instances of `config`; new ones are warmed up first. Raises `GaveUp`."""
+    warmed = partial(warm_up, described.config, described.folder, options.strings_max)
+    await process.set_instances(placements(config, options), warmed)
 
 
 def _near(host: Placement, sys: Path) -> Placement:

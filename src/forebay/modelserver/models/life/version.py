@@ -16,7 +16,7 @@ from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
 from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.models.life.memory import BACK_IN_S, LoadCancelled, guessed_bytes, used_bytes
-from forebay.modelserver.models.life.placing import child_spec, placements
+from forebay.modelserver.models.life.placing import child_spec, resize
 from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after, not_ready
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.batch_scheduler import BatchScheduler
@@ -233,7 +233,7 @@ class Version:
         leaving = scales and fewer and isinstance(runner, SequenceScheduler)
         if process is not None and scales and not leaving:
             try:
-                await process.set_instances(placements(described.config, self._context.options))
+                await resize(process, self.described, described.config, self._context.options)
             except GaveUp as gave_up:
                 if not self.dormant:  # else it was put to sleep meanwhile, and wakes with the new instances
                     raise Refused(Kind.INTERNAL, str(gave_up)) from None
@@ -252,7 +252,7 @@ class Version:
         if process.instances <= self.config.instance_count:
             return  # they are wanted again
         try:
-            await process.set_instances(placements(self.config, self._context.options))
+            await resize(process, self.described, self.config, self._context.options)
             await self._resized(process)
         except GaveUp:  # it has been stopped meanwhile
             return
@@ -395,7 +395,7 @@ class Version:
         self.described = complete(self.described, loaded, options.rules)
         if loaded.omitted and self.state is State.LOADING:
             self._log.warning("outputs of the model cannot be served", omitted=loaded.omitted)
-        await warm_up(self.config, self.described.folder, process, options.strings_max)
+        await warm_up(self.config, self.described.folder, options.strings_max, process.senders)
         return process
 
     async def _reserve_memory(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -10,9 +10,8 @@ from typing import Final
 from forebay.core.serving.config import ELEMENT_BYTES, Datatype, ModelConfig, Warmup, WarmupInput
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, Tensor
-from forebay.modelserver.models.running.inputs import LENGTH, STRINGS_MAX, Contract, prefix
-from forebay.modelserver.process.process import ModelProcess
-from forebay.modelserver.process.values import Answer, Done, Work
+from forebay.modelserver.models.running.inputs import LENGTH, Contract, prefix
+from forebay.modelserver.process.values import Answer, Done, Execute, Work
 
 FOLDER: Final = "warmup"
 """Subfolder of the model's folder with input data files."""
@@ -55,15 +54,15 @@ class _Results:
             self.ended.set()
 
 
-async def warm_up(config: ModelConfig, folder: Path, process: ModelProcess, strings_max: int = STRINGS_MAX) -> None:
-    """Run all warm-up samples on each instance. Raises `Refused` with the errors."""
+async def warm_up(config: ModelConfig, folder: Path, strings_max: int, instances: Sequence[Execute]) -> None:
+    """Run all warm-up samples on each of these instances. Raises `Refused` with the errors."""
     contract = Contract(config, strings_max)
     for warmup in config.warmups:
         works = list(works_of(config, warmup, folder, contract))
         for _ in range(max(1, warmup.count)) if works else ():
-            for instance in range(process.instances):
+            for execute in instances:
                 results = _Results()
-                process.execute(instance, works, results)
+                execute(works, results)
                 await results.ended.wait()
                 if results.errors:
                     text = f"failed to run warmup sample '{warmup.name}': {'; '.join(results.errors)}; "
