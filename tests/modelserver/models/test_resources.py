@@ -216,6 +216,39 @@ def test_rate_limiter_shares_a_resource_between_instances(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_a_running_batch_keeps_its_resources_while_instances_are_added(tmp_path: Path) -> None:
+    gate, running = tmp_path / "gate", tmp_path / "running"
+    source = f"""
+    def answer(self, request):
+        with open({str(running)!r}, "a") as file:
+            file.write("x")
+        while Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+        return give(get(request))
+"""
+
+    def group(count: int, needs: int) -> str:
+        limiter = f'rate_limiter {{ resources {{ name: "R" count: {needs} }} }}'
+        return config(f"instance_group {{ count: {count} kind: KIND_CPU {limiter} }}")
+
+    root = write(tmp_path / "r", "a", group(1, 1), source)
+
+    async def main() -> None:
+        async with serving(root, startup=("a",), limited=True, amounts=(Amount("R", 1),)) as server:
+            gate.touch()
+            asked = [server.ask("a", ONE), server.ask("a", ONE)]
+            await until("one runs", running.exists)
+            write(root, "a", group(3, 1), versions=())
+            await server.load("a", {})
+            await until("both other processes are there", lambda: len(server.pids("a")) == 3)
+            late = server.ask("a", ONE)
+            assert server.statistics("a", "")[0].pending == 2
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (*asked, late)] == [[[1.0]]] * 3
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("sequences", ["", "sequence_batching { }"])
 def test_instances_that_could_never_run_are_rejected_and_those_of_before_go_on(
     tmp_path: Path, sequences: str

@@ -72,6 +72,12 @@ class RateLimiter:
                 wake()
 
 
+class _Needs(NamedTuple):
+    resources: Sequence[Resource]
+    device: int
+    priority: int
+
+
 class InstanceResources:
     """The instances of one version with the resources that their groups require. `rate_limiter` None: no limits."""
 
@@ -79,8 +85,7 @@ class InstanceResources:
         self._rate_limiter = rate_limiter
         self._wake = wake
         self._owner = rate_limiter.new_owner() if rate_limiter is not None else 0
-        self._registered = 0
-        self._groups: tuple[InstanceGroup, ...] = ()
+        self._registered: dict[int, _Needs] = {}
 
     @property
     def scarce(self) -> bool:
@@ -90,42 +95,54 @@ class InstanceResources:
     @property
     def keys(self) -> frozenset[Key]:
         """The instances that are registered."""
-        return frozenset(Key(self._owner, instance) for instance in range(self._registered))
+        return frozenset(Key(self._owner, instance) for instance in self._registered)
 
     def set(self, groups: Iterable[InstanceGroup]) -> None:
-        """Register the instances of these groups. Raises `Refused`, with those of before, if one could never run."""
+        """Register the instances of these groups; those that need the same as before keep what they hold.
+
+        Raises `Refused`, with those of before, if one could never run.
+        """
         if self._rate_limiter is None:
             return
-        before, self._groups = self._groups, tuple(groups)
-        self.close()
+        before = [self._registered[instance] for instance in sorted(self._registered)]
         try:
-            self._register(self._rate_limiter)
+            self._register(self._rate_limiter, _needs(groups))
         except Refused:
-            self.close()
-            self._groups = before
-            self._register(self._rate_limiter)
+            self._register(self._rate_limiter, before)
             raise
 
-    def _register(self, rate_limiter: RateLimiter) -> None:
-        for group in self._groups:
-            for device in group.gpus or (0,):
-                for _ in range(group.count):
-                    key = Key(self._owner, self._registered)
-                    rate_limiter.add(key, group.resources, device, group.priority)
-                    self._registered += 1
+    def _register(self, rate_limiter: RateLimiter, wanted: Sequence[_Needs]) -> None:
+        for instance, needs in list(self._registered.items()):
+            if instance >= len(wanted) or wanted[instance] != needs:
+                rate_limiter.remove(Key(self._owner, instance))
+                del self._registered[instance]
+        for instance, needs in enumerate(wanted):
+            if instance not in self._registered:
+                rate_limiter.add(Key(self._owner, instance), *needs)
+                self._registered[instance] = needs
 
     def close(self) -> None:
         """Unregister all instances."""
-        for instance in range(self._registered if self._rate_limiter is not None else 0):
-            assert self._rate_limiter is not None
-            self._rate_limiter.remove(Key(self._owner, instance))
-        self._registered = 0
+        if self._rate_limiter is not None:
+            self._register(self._rate_limiter, ())
 
     def take(self, instance: int) -> bool:
         """Whether the instance may run now; if not, the version is woken once it may."""
-        return self._rate_limiter is None or self._rate_limiter.take(Key(self._owner, instance), self._wake)
+        return self._rate_limiter is None or (
+            instance in self._registered and self._rate_limiter.take(Key(self._owner, instance), self._wake)
+        )
 
     def give_back(self, instance: int) -> None:
         """Release the resources of an instance that has finished its batch."""
         if self._rate_limiter is not None:
             self._rate_limiter.give_back(Key(self._owner, instance))
+
+
+def _needs(groups: Iterable[InstanceGroup]) -> list[_Needs]:
+    """What each instance needs."""
+    return [
+        _Needs(group.resources, device, group.priority)
+        for group in groups
+        for device in group.gpus or (0,)
+        for _ in range(group.count)
+    ]
