@@ -172,3 +172,36 @@ def test_request_cancelled_while_it_waits_in_the_process_is_known_as_cancelled(t
             await until("both ran", lambda: seen.read_text().endswith("1.0 False 2.0 True "))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "default_queue_policy { default_timeout_microseconds: 10000 }",
+        "default_queue_policy { allow_timeout_override: true }",
+        "default_queue_policy { max_queue_size: 1 }",
+    ],
+)
+def test_queue_policy_holds_behind_a_batch_of_a_model_whose_batches_are_fast(tmp_path: Path, policy: str) -> None:
+    gate, seen = tmp_path / "gate", tmp_path / "seen"
+    gate.touch()
+    text = config(f"dynamic_batching {{ {policy} }}", max_batch=1)
+    write(tmp_path / "r", "m", text, NOTES.format(gate=str(gate), seen=str(seen)))
+
+    async def main() -> None:
+        async with serving(tmp_path / "r", startup=("m",)) as server:
+            version = server.itself._collection.find("m", -1)
+            while not version._runner._executor._short:
+                await server.numbers("m", tensor("IN", [[0.0]]))
+            running = server.ask("m", tensor("IN", [[1.0]]))
+            await until("it runs", lambda: version.process.outstanding(0) == 1)
+            waiting = server.ask("m", tensor("IN", [[0.0]]), timeout_us=10_000)
+            if "max_queue_size" in policy:
+                with pytest.raises(Refused, match="Exceeds maximum queue size"):
+                    server.ask("m", tensor("IN", [[0.0]]))
+            else:
+                assert (await waiting.error()).text == "Request timeout expired"
+            gate.unlink()
+            await running.one()
+
+    asyncio.run(main())

@@ -132,8 +132,7 @@ class Batcher(Generic[T]):
         self._rows_max = 1 if alone else max(1, max_batch)
         self._preferred = sorted(set(batching.preferred_sizes)) or [self._rows_max]
         self._delay_s = batching.delay_s
-        policy = batching.default_policy
-        self._ahead = not (alone or batching.levels or policy.timeout_s or policy.allow_override or policy.queue_max)
+        self._ahead = not (alone or batching.has_policy)
         """Whether batches are formed while all instances are busy."""
         self._queues: Queues[T] = Queues(batching)
         self._deadlines: Alarms[T] = Alarms()

@@ -125,6 +125,12 @@ class DynamicBatching:
     policies: dict[int, QueuePolicy] = field(default_factory=dict)
     age_step_s: float = 0.0
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether requests may be overtaken, time out or be too many: they stay in the queue until they run."""
+        policy = self.default_policy
+        return bool(self.levels or policy.timeout_s or policy.allow_override or policy.queue_max)
+
 
 @dataclass(frozen=True, slots=True)
 class Control:

@@ -45,9 +45,9 @@ class BatchScheduler:
         self._alarm = Alarm(self._pump)
         self._woken = False
         self._held = False
-        levels = config.batching is not None and config.batching.levels > 0
-        self._full = inf if levels else config.max_batch if self._batches else 1
-        """Number of queued requests from which on waiting cannot improve the next batch."""
+        has_policy = self._by_timeout or (config.batching is not None and config.batching.has_policy)
+        self._full = inf if has_policy else config.max_batch if self._batches else 1
+        """Number of queued requests from which on they gain nothing by waiting in the queue."""
         executor.on_free = self._on_free
         executor.on_not_started = self._requeue
 
@@ -130,7 +130,7 @@ class BatchScheduler:
             self._alarm.set(at)
 
     def _run_ahead(self, now: float) -> None:
-        """Give busy instances their next batch, if waiting would not make it larger."""
+        """Give busy instances their next batch, if its requests gain nothing by waiting."""
         for instance in self._executor.ahead():
             verdict = self._batcher.poll(now) if len(self._batcher) >= self._full else None
             if type(verdict) is not Batch:
