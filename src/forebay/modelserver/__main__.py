@@ -7,9 +7,9 @@ import msgspec
 import uvloop
 
 from forebay.core.model import WorkerSpec
-from forebay.modelserver.tuning import tune_memory
 from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.replica.serve import GaveUp, serve
+from forebay.modelserver.tuning import tune_memory
 from forebay.net.ports import NoPort
 from forebay.obs import log
 

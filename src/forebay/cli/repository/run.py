@@ -13,10 +13,10 @@ from rich.console import Console
 
 from forebay.cli.repository.screen import Screen
 from forebay.cli.settings import INTERRUPTED, UserError
-from forebay.modelserver.tuning import tune_memory
 from forebay.modelserver.process.placement import take_turns
 from forebay.modelserver.serve import NotStarted, Plan, Watcher, serve
 from forebay.modelserver.telemetry.logs import LogSettings
+from forebay.modelserver.tuning import tune_memory
 from forebay.obs import log as logging
 
 
