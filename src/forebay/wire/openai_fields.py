@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from forebay.core.errors import Code, Refusal
-from forebay.wire.documents import unreadable
+from forebay.wire.documents import CROWDED, crowded, unreadable
 
 Reader = Callable[[Any, str], Any]
 """Takes the decoded value and its path (`messages[1].content`)."""
@@ -68,6 +68,8 @@ def _or_null(shape: Shape) -> Shape:
 
 def decode(body: bytes) -> dict[str, Any]:
     """The JSON object in a request body."""
+    if crowded(body):
+        raise Refusal(Code.INVALID_REQUEST, CROWDED)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

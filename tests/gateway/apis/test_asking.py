@@ -1,5 +1,6 @@
 """What routing reads of a request is what the model will read, in its order, whichever API it comes by."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -7,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.core.errors import Code, Refusal
 from forebay.core.prefix.blocks import BLOCK_BYTES, blocks
 from forebay.core.routing.speed import Lengths
 from forebay.core.tenancy import Quota, Tenant
 from forebay.gateway.asking import expected_tokens, most_tokens
 from forebay.wire.apis.request_fields import prompt_text, request_fields
+from forebay.wire.openai_request import parse_completion
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 _encode = msgspec.json.encode
@@ -42,6 +45,21 @@ def test_prompt_blocks_follow_the_order_in_which_the_model_reads_them(
     assert text(**fields) == expected
     assert text(**dict(reversed(fields.items()))) == expected
     assert bytes(prompt_text(_encode({"model": "m"} | fields))) == expected, "the worker reads the same"
+
+
+CROWD = b'{"model":"m","prompt":[%b[1]]}' % (b"[1]," * 300_000)
+CODE = _encode({"model": "m", "prompt": '{"a": ["b\\"]}\n' * 100_000})
+
+
+@pytest.mark.parametrize("read", [request_fields, parse_completion], ids=["gateway", "worker"])
+def test_long_bodies_with_very_many_arrays_are_refused_unread(read: Callable[[bytes], Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        read(CROWD)
+    assert (caught.value.code, "100000 arrays" in caught.value.text) == (Code.INVALID_REQUEST, True)
+    read(CODE)
+    for rest in (b'"' + rb"\"" * 2_000_000, b'{"' * 1_000_000):  # no quadratic search for the end of a text
+        with pytest.raises(Refusal):
+            read(CROWD[:-1] + rest)
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.booleans())

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.core.errors import Code, Refusal
 from forebay.wire.apis.prompt import Fields, Prompt
-from forebay.wire.documents import unreadable
+from forebay.wire.documents import CROWDED, LONG_BYTES, crowded, unreadable
 
 DIGITS_MAX: Final = 9
 ZERO: Final = 0x30
@@ -63,6 +63,8 @@ _decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 def request_fields(body: bytes) -> RequestFields:
     """Parse a body. Raises `Refusal`."""
+    if len(body) > LONG_BYTES and crowded(body):
+        raise Refusal(Code.INVALID_REQUEST, CROWDED)
     try:
         fields = _decode(body)
     except msgspec.ValidationError as error:
