@@ -31,7 +31,7 @@ def test_rejected_request_is_found_by_its_id(tmp_path: Path, data: bytes, status
             answer = await front.ask(data)
             id = answer.headers[b"x-request-id"]
             assert (answer.status, id[:4]) == (status, b"req-")
-            assert answer.headers.get(b"request-id") == (id if path == "/v1/messages" else None)
+            assert answer.headers.get(b"request-id") == (id if path in ("/v1/messages", "/v1/models") else None)
             await until(lambda: len(front.lines()) == 1)
             (line,) = front.lines()
             assert (line["request_id"], line["status"], line["code"]) == (id.decode(), status, code)
