@@ -407,10 +407,14 @@ def test_rollout_view_fits_a_terminal_with_progress_and_missing_conditions(colum
 def test_rollout_view_depends_on_kind_and_phase() -> None:
     assert "paused" in shown(replace(ROLLOUT, paused=True, time_left_s=None), 120)
     assert "are copied to it" in shown(replace(ROLLOUT, kind=Kind.SHADOW, mirrored=0.2, share=0.0), 120)
-    starting = shown(replace(ROLLOUT, phase=Phase.STARTING, samples=0), 120)
+    nothing = replace(VERDICT, findings=(replace(ERRORS, canary_samples=0),))
+    starting = shown(replace(ROLLOUT, phase=Phase.STARTING, samples=0, verdict=nothing), 120)
     assert "starting, 9 min left" in starting
     assert "odds" not in starting
     assert "0.1% beside" not in starting
+    golden_only = shown(replace(ROLLOUT, samples=0), 120)  # answers to golden questions are no requests
+    assert "0.1% beside" in golden_only
+    assert "3,400 more requests" in golden_only
     ab = shown(replace(ROLLOUT, kind=Kind.AB, phase=Phase.JUDGED, ended=True), 120)
     assert ab.splitlines()[2].split() == ["metric", "effect", "estimate", "from", "to"]
     assert ab.splitlines()[3].split() == ["errors", "odds", "ratio", "0.500", "0.100", "?"]

@@ -49,7 +49,7 @@ def _lines(it: RolloutDocument) -> Iterator[RenderableType]:
         yield _replicas(it)
     if it.samples and it.kind is Kind.AB:
         yield _effects(it.effects)
-    elif it.samples and it.verdict is not None:
+    elif it.verdict is not None and any(each.canary_samples for each in it.verdict.findings):
         yield _findings(it.verdict.findings)
         if not it.ended:
             yield _indented(_verdict(it, it.verdict))
