@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
 
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
-EPILOG = "Exit codes: 0 success · 1 failure · 2 usage error · 3 server unreachable · 130 interrupted with Ctrl-C"
+EPILOG = (
+    "Exit codes: 0 success · 1 failure · 2 usage error · 3 server unreachable · 4 `drain --timeout` gave up · "
+    "130 interrupted with Ctrl-C"
+)
 
 app = typer.Typer(
     name="forebay",
