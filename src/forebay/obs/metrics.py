@@ -74,7 +74,7 @@ TABLE: tuple[Metric, ...] = (
         "request_duration_seconds",
         "histogram",
         _M,
-        "From receipt of the whole request to the end of the answer.",
+        "Successful requests, from receipt of the whole request to the end of the answer.",
         SECONDS,
     ),
     Metric(
@@ -169,7 +169,7 @@ TABLE: tuple[Metric, ...] = (
         "worker_e2e_seconds",
         "histogram",
         (*_MR, "endpoint"),
-        "From receipt of the whole request to the end of its answer.",
+        "Successful requests, from receipt of the whole request to the end of its answer.",
         SECONDS,
     ),
     Metric("worker_prompt_tokens_total", "counter", _MR, "Prompt tokens processed, answered or not."),

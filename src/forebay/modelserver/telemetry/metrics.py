@@ -98,7 +98,7 @@ CPU_USED: Final = Row("nv_cpu_memory_used_bytes", "gauge", "Used memory of the m
 SECONDS: Final = Row(
     "forebay_modelserver_request_seconds",
     "histogram",
-    "From a request's arrival at its model to the end of its answer.",
+    "Successful requests, from arrival at their model to the end of the answer.",
 )
 READY: Final = Row("forebay_modelserver_ready", "gauge", "1 if the server and its models are ready.")
 TRACES_LOST: Final = Row("forebay_modelserver_traces_lost_total", "counter", "Traces that could not be written.")
