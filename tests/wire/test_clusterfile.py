@@ -310,6 +310,14 @@ def test_invalid_override_is_a_problem_with_its_path_and_no_line(path: str, valu
     assert found[path].line is None
 
 
+def test_override_of_an_unknown_model_names_the_known_ones() -> None:
+    text = "models: [{name: chat, task: chat, source: s}, {name: embed, task: embed, source: s}]"
+    found = one(text, **{"models.chta.replicas": "2"})
+    assert (found.found, found.allowed) == ("no model `chta`", "chat, embed")
+    found = one(f"{text}\ngateway: {{auth: keys}}\ntenants: [{{name: free}}]", **{"tenants.free.band": "batch"})
+    assert (found.found, found.allowed) == ("no entry `free`", "the number of an existing entry, such as [0]")
+
+
 def test_error_message_is_a_readable_list() -> None:
     with pytest.raises(ClusterFileError) as caught:
         load(f"gateway: {{port: x}}\n{GOOD}", "f.yaml")

@@ -280,6 +280,8 @@ class _Reader:
             if isinstance(step, int):
                 if not isinstance(place, list) or step >= len(place):
                     return self.problem(path, f"no entry {step}", "the number of an existing entry", None)
+            elif isinstance(place, list):
+                return self._missing(path, step, place)
             elif not isinstance(place, dict):
                 return self.problem(path, f"`{step}` where there is no section", "the path of a setting", None)
             if following is None:
@@ -294,6 +296,13 @@ class _Reader:
                 place = place[step]
         self._lines[_path(steps)] = None
         return None
+
+    def _missing(self, path: str, name: str, entries: list[Any]) -> None:
+        """A path names an entry of a list; models have names, other entries have numbers."""
+        if path.startswith("models."):
+            known = ", ".join(str(each["name"]) for each in entries if isinstance(each, dict) and "name" in each)
+            return self.problem(path, f"no model `{name}`", known or "none: the file has no models", None)
+        return self.problem(path, f"no entry `{name}`", "the number of an existing entry, such as [0]", None)
 
 
 def _line(node: yaml.Node) -> int:
