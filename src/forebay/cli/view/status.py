@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -41,23 +42,56 @@ PATH = "/v1/status"
 
 def status(admin: Admin, watch: bool, as_json: bool, screen: Console) -> int:
     """Print the status once, or keep it up to date until Ctrl-C. Raises `UserError` if the API is unreachable."""
-    if as_json:
-        while True:
-            print(msgspec.json.format(admin.raw("GET", PATH), indent=0 if watch else 2).decode(), flush=True)
-            if not watch:
-                return 0
-            time.sleep(REFRESH_S)
-    first = view(admin.get(PATH, Status))
     if not watch:
-        screen.print(first)
+        if as_json:
+            print(msgspec.json.format(admin.raw("GET", PATH), indent=2).decode())
+        else:
+            screen.print(view(admin.get(PATH, Status)))
         return 0
-    with Live(first, console=screen, auto_refresh=False, screen=sys.stdout.isatty()) as live:
+    try:
+        if as_json:
+            _documents(admin)
+        first = view(admin.get(PATH, Status))
+        if screen.is_terminal:
+            _watched(first, admin, screen)
+        _logged(first, admin, screen)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _documents(admin: Admin) -> NoReturn:
+    """Print a line of JSON every second; why there is none goes to standard error."""
+    document = admin.raw("GET", PATH)
+    while True:
+        if document:
+            print(msgspec.json.format(document, indent=0).decode(), flush=True)
+        time.sleep(REFRESH_S)
         try:
-            while True:
-                time.sleep(REFRESH_S)
-                live.update(_view_or_reason(admin), refresh=True)
-        except KeyboardInterrupt:
-            return 0
+            document = admin.raw("GET", PATH)
+        except UserError as error:  # control may be restarting
+            document = b""
+            print(error, file=sys.stderr)
+
+
+def _watched(first: RenderableType, admin: Admin, screen: Console) -> NoReturn:
+    with Live(first, console=screen, auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(REFRESH_S)
+            live.update(_view_or_reason(admin), refresh=True)
+
+
+def _logged(first: RenderableType, admin: Admin, screen: Console) -> NoReturn:
+    """Print the status again after every change."""
+    shown, last = first, ""
+    while True:
+        with screen.capture() as captured:
+            screen.print(shown)
+        if captured.get() != last:
+            last = captured.get()
+            screen.file.write(last)
+            screen.file.flush()
+        time.sleep(REFRESH_S)
+        shown = _view_or_reason(admin)
 
 
 def _view_or_reason(admin: Admin) -> RenderableType:
