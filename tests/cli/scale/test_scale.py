@@ -89,8 +89,8 @@ def test_explain_shows_inputs_bounds_and_recent_changes(api: Api) -> None:
     [
         ({"mode": "shadow", "wanted": 5}, "3 replicas, 5 would be wanted"),
         (
-            {"mode": "set", "setting": Setting(replicas=3, by="ann", at=1000.0, why="sale")},
-            "replicas 3 by ann at 1970",
+            {"mode": "set", "setting": Setting(replicas=3, by="ann", at=1000.0, why="[sale] [/all]")},
+            "replicas 3 by ann at 1970-01-01 00:16:40 UTC: [sale] [/all]",
         ),
         ({"decision": None, "decisions": ()}, "No decision yet."),
         ({"mode": "fixed", "min": None, "max": None}, "It has no `scale`"),

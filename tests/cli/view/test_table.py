@@ -61,6 +61,13 @@ def test_status_has_all_columns_where_they_fit() -> None:
         assert words in shown
 
 
+def test_brackets_in_a_cell_are_printed() -> None:
+    shown = table("why")
+    shown.add_row("[canary] as in [/var/log]")
+
+    assert "[canary] as in [/var/log]" in printed(shown, 80)
+
+
 def test_columns_are_left_out_in_the_given_order_until_the_rest_fits() -> None:
     def make(without: Collection[str]) -> Table:
         shown = table(*(name for name in ("a", "b", "c") if name not in without))

@@ -71,7 +71,7 @@ def _facts(it: ScalingDocument) -> Table:
     facts.add_row("bounds", _bounds(it))
     facts.add_row("cold start", f"{span(it.cold_start_s)}" if it.cold_start_s is not None else "not measured yet")
     if it.setting is not None:
-        facts.add_row("set", _set(it.setting))
+        facts.add_row("set", Text(_set(it.setting)))
     if it.decision is not None:
         facts.add_row("decided", f"{time(it.decision.until)} UTC, the same since {time(it.decision.at)}")
         for name, value in it.decision.figures.items():

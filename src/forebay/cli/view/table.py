@@ -4,8 +4,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.style import StyleType
 from rich.table import Table
+from rich.text import Text
 
 NARROW: Final = 110
 """Terminals with fewer columns get no empty columns."""
@@ -15,10 +17,20 @@ NOTHING: Final = ("", "0", "-")
 """Cells without information."""
 
 
+class _Verbatim(Table):
+    """Its cells are no markup: a reason or a name may have brackets."""
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
     """An empty table. Numbers, times and the columns of `whole` stay in one piece; if there is no room, the others
     wrap, the widest first, and nothing of them is cut off."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    made = _Verbatim(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
         one = name in right or name in whole or "UTC" in name
         made.add_column(
