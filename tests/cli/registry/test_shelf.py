@@ -16,6 +16,7 @@ from forebay.core.model import Task
 from forebay.core.registry.approval import Step
 from forebay.registry.catalogue import Actor, Description, Registry
 from forebay.store.database import StoreError
+from forebay.store.rollouts import RolloutEvent, Target
 
 
 def cluster_of(folder: Path, source: str = "synthetic", **settings: Any) -> Cluster:
@@ -125,3 +126,14 @@ def test_missing_store_has_no_rollouts_and_is_not_created(tmp_path: Path, store:
     assert asyncio.run(in_thread(rollouts.known)).targets == ()
     assert not list(tmp_path.iterdir())
     rollouts.close()
+
+
+def test_rollouts_of_a_store_with_options_in_its_url_are_found_again(tmp_path: Path) -> None:
+    cluster = cluster_of(tmp_path, store=f"sqlite:///{tmp_path}/own.db?timeout=9")
+    target = Target("chat", "r-new", "r-old", (0,), 6.0, "ann")
+    writing, reading = rollouts_of(cluster, tmp_path), rollouts_of(cluster, tmp_path)
+    asyncio.run(in_thread(lambda: writing.point(target, RolloutEvent("target.set", 6.0, "ann"))))
+
+    assert asyncio.run(in_thread(reading.known)).targets == (target,)
+    writing.close()
+    reading.close()

@@ -48,7 +48,8 @@ def _there(cluster: Cluster, home: Path) -> bool:
     """Whether the store exists; assumed for one that is not a file."""
     if cluster.store is None:
         return (home.absolute() / "forebay.db").exists()
-    return not cluster.store.startswith(SQLITE) or Path(cluster.store.removeprefix(SQLITE)).exists()
+    path, _, _ = cluster.store.removeprefix(SQLITE).partition("?")
+    return not cluster.store.startswith(SQLITE) or Path(path).exists()
 
 
 class CatalogueShelf:
