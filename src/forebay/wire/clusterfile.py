@@ -144,6 +144,15 @@ def load_course(text: str | bytes, source_name: str) -> Course:
     return load_as(PlanSettings, text, source_name, agree=plan_conflicts).value()
 
 
+def parse_value(text: str) -> Any:
+    """One value, as in a file. Raises `ClusterFileError`."""
+    reader = _Reader()
+    value = reader.read(text)
+    if reader.problems:
+        raise ClusterFileError("", reader.problems)
+    return value
+
+
 def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: Look) -> S | None:
     for path, found, allowed in agree(root):
         reader.problem(path, found, allowed, reader.line_of(path))

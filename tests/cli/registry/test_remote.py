@@ -124,6 +124,7 @@ def test_revision_is_added_approved_aliased_shown_and_verified_remotely(run: Run
         (("registry", "add", "chat", "file://host/nowhere"), "not of the form file:///PATH"),
         (("registry", "add", "chat", "/nowhere", "--set", "models=1"), "engine.NAME=VALUE"),
         (("registry", "add", "chat", "/nowhere", "--set", "engine.a=["), "not valid YAML"),
+        (("registry", "add", "chat", "file:///nowhere", "--set", "engine.a=2026-13-45"), "role_not_allowed"),
     ],
 )
 def test_remote_errors_equal_local_ones(run: Run, words: tuple[str, ...], says: str) -> None:

@@ -3,7 +3,6 @@
 from urllib.parse import quote
 
 import msgspec
-import yaml
 
 from forebay.cli.deploy.client import Admin
 from forebay.cli.registry.uploading import send
@@ -15,6 +14,7 @@ from forebay.registry.catalogue import Actor, Listed
 from forebay.registry.signing import Proof
 from forebay.registry.sources import FILE, PathSource, Progress, parse
 from forebay.store.events import Event
+from forebay.wire.clusterfile import ClusterFileError, parse_value
 
 PATH = "/v1/registry"
 ENGINE = "engine."
@@ -94,6 +94,6 @@ def _setting(text: str) -> tuple[str, object]:
     if not equals or not path.startswith(ENGINE):
         raise UserError(f"--set {text!r}: expected engine.NAME=VALUE.", WRONG_USAGE)
     try:
-        return path.removeprefix(ENGINE), yaml.safe_load(value)
-    except yaml.YAMLError:
+        return path.removeprefix(ENGINE), parse_value(value)
+    except ClusterFileError:
         raise UserError(f"--set {text!r}: the value is not valid YAML.", WRONG_USAGE) from None
