@@ -46,6 +46,14 @@ def test_warm_up_requests_are_sent_and_not_counted(server: FakeServer) -> None:
     assert len({d["messages"][0]["content"] for d in server.documents}) == 26
 
 
+def test_the_same_seed_gives_the_same_requests_however_late_they_are(server: FakeServer) -> None:
+    def prompts(rate: float) -> list[str]:
+        load(server, "chat", rate=rate, prompt_tokens="4-40")
+        return sorted(each["messages"][0]["content"] for each in server.documents)
+
+    assert prompts(200.0) == prompts(100_000.0)
+
+
 def test_tokens_are_counted_as_pieces_when_the_server_sends_no_usage(server: FakeServer) -> None:
     _, samples = load(server, "no-usage")
 

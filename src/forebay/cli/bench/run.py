@@ -107,6 +107,8 @@ class Load:
         """Requests are sent at Poisson arrival times, however slow the responses are."""
         assert self.plan.rate is not None
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        # from a generator of its own: how far the times are ahead of the requests depends on the server
+        due = arrivals(self.plan.rate, Random(f"arrivals {self.plan.seed}"))  # noqa: S311 - loads, not secrets
 
         async def one(due_s: float) -> None:
             try:
@@ -115,7 +117,7 @@ class Load:
                 room.release()
 
         async with asyncio.TaskGroup() as group:
-            for _, at in zip(todo, arrivals(self.plan.rate, self._rng), strict=False):
+            for _, at in zip(todo, due, strict=False):
                 due_s = begun_s + at
                 if ends_s is not None and due_s >= ends_s:
                     return
