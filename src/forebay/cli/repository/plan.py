@@ -195,8 +195,10 @@ def cpus(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last.isdigit() or not last) or int(last or first) >= CPUS_MAX:
+        if not first.isdigit() or not (last.isdigit() or not last):
             raise ValueError("expected CPUs such as 0-3,8")
+        if not int(first) <= int(last or first) < CPUS_MAX:
+            raise ValueError(f"expected CPUs below {CPUS_MAX}, the lower one first, such as 0-3,8")
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 
@@ -316,7 +318,7 @@ def _natural(text: str) -> int:
 def _read(option: str, read: Callable[[str], T], text: str) -> T:
     try:
         return read(text)
-    except (ValueError, re.error) as error:
+    except (ValueError, OverflowError, re.error) as error:
         raise _wrong(option, text, str(error)) from None
 
 
