@@ -51,6 +51,13 @@ def test_newest_decision_files_are_read_within_the_limit(tmp_path: Path, monkeyp
     assert found.kept[0].requests == 1
 
 
+def test_decision_file_that_is_removed_meanwhile_is_left_out(tmp_path: Path) -> None:
+    keep(tmp_path, "gateway-0", decided("r", ts=NOW - 10))
+    (tmp_path / "gateway-0" / "decisions-00000000.log").symlink_to("removed")
+
+    assert delivered(tmp_path, NOW - DAY_S, NOW, {"chat": PROMISES})["chat"].kept[0].requests == 1
+
+
 @pytest.mark.parametrize(("text", "wanted"), [("12h", 43_200), ("30d", 2_592_000), ("1d", 86_400)])
 def test_periods_are_hours_or_days(text: str, wanted: int) -> None:
     assert seconds(text) == wanted

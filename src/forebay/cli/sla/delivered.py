@@ -5,6 +5,7 @@ records are kept for a shorter time; the newest are read, and results say since 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -97,13 +98,14 @@ def _newest(root: Path) -> Iterator[Decision]:
 
 def _files(root: Path) -> Iterable[Path]:
     """The newest decision files by time, up to the size limit; the newest one in any case."""
-    found: list[tuple[float, Path]] = []
+    found: list[tuple[float, Path, int]] = []
     for folder in folders(root):
         for _, path in numbered(folder, RecordLog.STEM, RecordLog.SUFFIX):
-            found.append((path.stat().st_mtime, path))
+            with suppress(FileNotFoundError):  # as in `_newest`
+                status = path.stat()
+                found.append((status.st_mtime, path, status.st_size))
     room = READ_BYTES_MAX
-    for _, path in sorted(found, reverse=True):
-        size = path.stat().st_size
+    for _, path, size in sorted(found, reverse=True):
         if size > room and room < READ_BYTES_MAX:
             return
         room -= size
