@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.control.rig import plan
 from tests.control.units import kill_all, local, replica, wait_for
+from tests.net.rig import no_descriptors
 
 from forebay.control.plan import Artifact, Places, make_plan
 from forebay.control.probe import Prober
@@ -167,6 +168,19 @@ def test_probe_ignores_responses_of_other_units(tmp_path: Path) -> None:
         asyncio.run(test())
     finally:
         kill_all(tmp_path)
+
+
+def test_probe_that_this_process_has_no_file_descriptor_for_says_nothing_of_the_unit(tmp_path: Path) -> None:
+    async def test() -> None:
+        prober = Prober(tmp_path / "peers")
+        nobody = ObservedUnit("none-0", 1, Kind.REPLICA, "d", 5.0, True, 7, Endpoint(7, "127.0.0.1", 1))
+        with no_descriptors():
+            assert await prober.ask([nobody]) == {}
+        assert "Too many open files" in prober.trouble
+        assert isinstance((await prober.ask([nobody]))[nobody.key], Silent)
+        assert prober.trouble == ""
+
+    asyncio.run(test())
 
 
 def test_slot_digest_changes_with_artifact_and_version(tmp_path: Path) -> None:

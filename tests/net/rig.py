@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -253,3 +255,16 @@ def post(body: bytes, *fields: bytes, target: bytes = b"/") -> bytes:
     """A POST request with its length."""
     lines = b"".join(f + b"\r\n" for f in fields)
     return b"POST %b HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n%b" % (target, lines, len(body), body)
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """No file can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

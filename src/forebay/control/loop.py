@@ -320,6 +320,8 @@ class Controller:
             self._fail("observe", str(error) or f"no response within {OBSERVE_TIMEOUT_S:g} s")
             return ClusterObservation(None, trouble=self.trouble)
         answers = await self._prober.ask(units)
+        if self._prober.trouble:
+            self._fail("observe", self._prober.trouble)
         refused, self._refused = self._refused, {}
         self.units = {unit.key: unit for unit in units}
         self.reports = {key: report for key, report in self.reports.items() if key in self.units}

@@ -26,16 +26,23 @@ BODY_BYTES_MAX = 8 * 1_048_576
 class Prober:
     """Uses a connection per request. `peers` is where gateways publish their private ports."""
 
+    trouble = ""
+    """Why this process could not ask all units the last time; empty: it could."""
+
     def __init__(self, peers: Path) -> None:
         self._peers = peers
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def ask(self, units: Iterable[ObservedUnit]) -> dict[UnitKey, Answer]:
-        """Poll all units that have published an endpoint, concurrently; takes little more than a second."""
+        """Poll all units that have published an endpoint, concurrently; takes little more than a second.
+
+        Nothing is known of those that this process had no file descriptor to ask: they are left out.
+        """
+        self.trouble = ""
         listening = [unit for unit in units if unit.alive and unit.endpoint]
         async with asyncio.TaskGroup() as tasks:
             asked = [(unit.key, tasks.create_task(self._ask_one(unit))) for unit in listening]
-        return {key: task.result() for key, task in asked}
+        return {key: answer for key, task in asked if (answer := task.result()) is not None}
 
     async def demands(self, units: Iterable[ObservedUnit]) -> dict[str, Demand]:
         """The demand of each gateway that responds, by slot; polled concurrently, in little more than a second."""
@@ -76,12 +83,15 @@ class Prober:
             asked = [(unit.slot, tasks.create_task(self._page(unit))) for unit in listening]
         return {slot: page for slot, task in asked if (page := task.result()) is not None}
 
-    async def _ask_one(self, unit: ObservedUnit) -> Answer:
+    async def _ask_one(self, unit: ObservedUnit) -> Answer | None:
         endpoint = self._own_port(unit) or unit.endpoint
         assert endpoint is not None
         path = "/livez" if unit.kind is Kind.GATEWAY else "/load"
         body = await self._get(endpoint, path)
         if isinstance(body, NoAnswer):
+            if body.ours:
+                self.trouble = body.why
+                return None
             return Silent(body.why)
         if unit.kind is Kind.GATEWAY:
             return Answered()

@@ -17,6 +17,8 @@ class NoAnswer:
     why: str
     too_large: bool = False
     """The status was 200, but the document exceeds the size limit."""
+    ours: bool = False
+    """As in `CallError`."""
 
 
 class _Answer:
@@ -44,7 +46,7 @@ class _Answer:
 
     def on_error(self, error: CallError) -> None:
         self.ended = True
-        self._end(NoAnswer(error.text))
+        self._end(NoAnswer(error.text, ours=error.ours))
 
     def _end(self, result: bytes | NoAnswer) -> None:
         if not self.future.done():

@@ -1,33 +1,16 @@
 """A gateway that has no file descriptors left."""
 
-import contextlib
-import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.gateway.rig import Worker, cluster
-from tests.net.rig import peer, run, until
+from tests.net.rig import no_descriptors, peer, run, until
 
 from forebay.gateway import serve
 
 POLLS = 25
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n"
-
-
-@contextlib.contextmanager
-def no_descriptors() -> Iterator[None]:
-    """No file can be opened meanwhile."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_gateway_without_file_descriptors_serves_its_open_connections(

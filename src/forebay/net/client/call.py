@@ -20,6 +20,8 @@ class CallError:
     kind: Literal["connect", "lost", "protocol"]
     sent: bool
     text: str
+    ours: bool = False
+    """This process or machine had no room for a connection, which says nothing about the upstream."""
 
 
 class Sink(Protocol):
@@ -92,11 +94,11 @@ class Call:
                 report(mistake)
                 _fail(sink, CallError("protocol", True, MISTAKE))
 
-    def fail(self, kind: Literal["connect", "lost", "protocol"], text: str) -> None:
+    def fail(self, kind: Literal["connect", "lost", "protocol"], text: str, ours: bool = False) -> None:
         """Fail the call and notify the sink."""
         sink, self.sink, self.connection = self.sink, None, None
         if sink is not None:
-            _fail(sink, CallError(kind, self.sent, text))
+            _fail(sink, CallError(kind, self.sent, text, ours))
 
 
 def _fail(sink: Sink, error: CallError) -> None:

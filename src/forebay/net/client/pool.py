@@ -1,6 +1,7 @@
 """Connection pool for one upstream: reuses idle connections, opens new ones on demand, queues calls meanwhile."""
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ IDLE_AGE_S: Final = 50.0
 """Shorter than the idle timeout of our own servers, so that they rarely close a connection that is about to be
 reused."""
 SWEEP_S: Final = 1.0
+NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of connecting whose cause is this process or machine: no file descriptors, memory or ports."""
 
 
 class Pool:
@@ -138,11 +141,11 @@ class Pool:
                 self._connecting[task] = call
                 task.add_done_callback(self._begin)
 
-    def _fail(self, call: Call, text: str) -> None:
+    def _fail(self, call: Call, text: str, ours: bool = False) -> None:
         """Fail a call and all that are queued behind it: they would only fail the same way, later."""
         failed, self._line = [call, *self._line], deque()
         for each in failed:
-            each.fail("connect", text)
+            each.fail("connect", text, ours)
 
     async def _connect(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
@@ -154,7 +157,7 @@ class Pool:
         except TimeoutError:
             self._fail(call, f"No connection to {self.host}:{self.port} within {self._connect_timeout_s:g} s.")
         except OSError as error:
-            self._fail(call, f"No connection to {self.host}:{self.port}{because(error)}.")
+            self._fail(call, f"No connection to {self.host}:{self.port}{because(error)}.", error.errno in NO_ROOM)
         else:
             connection = cast(Upstream, made)
             self._open[connection] = None
