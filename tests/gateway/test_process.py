@@ -43,7 +43,9 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, id: str = "gateway-0", port: int = 0) -> AsyncIterator[Process]:
+async def gateway(
+    folder: Path, id: str = "gateway-0", port: int = 0, launcher: tuple[str, ...] = ()
+) -> AsyncIterator[Process]:
     """Start a gateway process; it is killed at the end if it still runs."""
     spec = GatewaySpec(
         id=id,
@@ -57,7 +59,8 @@ async def gateway(folder: Path, id: str = "gateway-0", port: int = 0) -> AsyncIt
     file, errors = folder / f"{id}.spec", folder / f"{id}.log"
     file.write_bytes(msgspec.json.encode(spec))
     with errors.open("wb") as sink:
-        child = await asyncio.create_subprocess_exec(sys.executable, "-m", "forebay.gateway", str(file), stderr=sink)
+        command = (*launcher, sys.executable, "-m", "forebay.gateway", str(file))
+        child = await asyncio.create_subprocess_exec(*command, stderr=sink)
     process = Process(child, Path(spec.endpoint_path), errors)
     try:
         async with asyncio.timeout(30):
@@ -125,6 +128,27 @@ def test_processes_of_a_cluster_share_the_port_and_strangers_do_not(tmp_path: Pa
             one.child.send_signal(signal.SIGTERM)
             assert await one.child.wait() == 0
             assert await two.status(b"/livez") == 200
+
+    run(main())
+
+
+def test_idle_connections_leave_file_descriptors_for_requests(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = Worker()
+        async with working(worker), contextlib.AsyncExitStack() as idle:
+            write_snapshot(tmp_path / "snapshot.json", routes(worker))
+            async with gateway(tmp_path, launcher=("prlimit", "--nofile=200")) as process:
+                await process.ready()
+                for _ in range(250):
+                    await idle.enter_async_context(peer(process.port))
+                status = 0
+                async with asyncio.timeout(20):
+                    while status != 200:  # new connections are not closed for newer ones at once
+                        with contextlib.suppress(EOFError, ConnectionError):
+                            async with peer(process.port) as client:
+                                client.send(post(chat()))
+                                status = (await client.answer()).status
+                assert b'"connections_max": 36' in process.errors.read_bytes()
 
     run(main())
 
