@@ -298,6 +298,15 @@ def test_a_queue_has_a_bound(tmp_path: Path) -> None:
         assert [seen[-1] for seen in streams.done()] == ["[DONE]"] * 3
 
 
+def test_an_engine_gets_all_that_it_can_run_at_once(tmp_path: Path) -> None:
+    with worker(tmp_path, settings=SLOW_STEPS | {"concurrency": 300}) as w:
+        w.ready()
+        streams = Streams(w, 33, max_tokens=300, n=8)
+        until("running", lambda: w.load().running == 264)
+        assert w.http.post(f"{w.url}/v1/chat/completions", json=LONG | {"max_tokens": 1}).status_code == 200
+        assert [seen[-1] for seen in streams.done()] == ["[DONE]"] * 33
+
+
 def test_a_taken_port_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -43,6 +43,10 @@ from forebay.worker.preflight import (
 )
 
 REQUEST_ID_BYTES_MAX = 128
+SEQUENCES: Final = 256
+"""How many sequences may be in flight, however few of them the engine runs at once."""
+SEQUENCES_PER_PLACE: Final = 4
+"""And for each that it runs: each of several gateways sends a quarter more than that (`core.routing.room`)."""
 NO_ENDPOINT = "none"
 BLOCKS_SINCE: Final = "blocks_since="
 """Query of a load poll: the number of the last prefix cache change known to the caller, 0 if none."""
@@ -172,7 +176,8 @@ class Shell:
             raise Refusal(Code.ENGINE_LOADING)
         if not engine.ready:
             raise Refusal(Code.ENGINE_FAILED)
-        if engine.outstanding >= self._spec.queue_max:
+        queue_max = self._spec.queue_max or max(SEQUENCES, SEQUENCES_PER_PLACE * engine.info.concurrency)
+        if engine.outstanding >= queue_max:
             raise Refusal(
                 Code.OVERLOADED, f"The replica has {engine.outstanding} sequences in flight, which is its limit."
             )
