@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -301,10 +303,27 @@ def test_a_queue_has_a_bound(tmp_path: Path) -> None:
 def test_an_engine_gets_all_that_it_can_run_at_once(tmp_path: Path) -> None:
     with worker(tmp_path, settings=SLOW_STEPS | {"concurrency": 300}) as w:
         w.ready()
-        streams = Streams(w, 33, max_tokens=300, n=8)
-        until("running", lambda: w.load().running == 264)
-        assert w.http.post(f"{w.url}/v1/chat/completions", json=LONG | {"max_tokens": 1}).status_code == 200
-        assert [seen[-1] for seen in streams.done()] == ["[DONE]"] * 33
+        assert statuses(w, 300, "chat/completions", LONG | {"max_tokens": 100}) == {b"200": 300}
+
+
+def test_requests_for_many_embeddings_wait_for_each_other(tmp_path: Path) -> None:
+    with worker(tmp_path, task="embed", settings=SLOW_STEPS) as w:
+        w.ready()
+        assert statuses(w, 40, "embeddings", {"model": "m", "input": ["text"] * 64}) == {b"200": 40}
+
+
+def statuses(on: Worker, count: int, path: str, body: dict[str, Any]) -> Counter[bytes]:
+    """How often each status is the answer to a request that is sent many times at once."""
+    content = json.dumps(body).encode()
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+    with ExitStack() as opened:
+        clients = [
+            opened.enter_context(socket.create_connection((on.endpoint.host, on.endpoint.port), timeout=30))
+            for _ in range(count)
+        ]
+        for client in clients:
+            client.sendall(head.encode() + content)
+        return Counter(client.recv(12).split()[1] for client in clients)
 
 
 def test_a_taken_port_is_passed_over(tmp_path: Path) -> None:

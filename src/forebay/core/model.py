@@ -269,7 +269,7 @@ class WorkerSpec:
     settings: dict[str, int | float | str | bool] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     queue_max: int = 0
-    """Most sequences in flight; 0: 256, or four times as many as the engine runs at once if that is more."""
+    """Most requests in flight; 0: 256, or four times as many as the engine runs at once if that is more."""
     engine_hang_s: float = 20.0
     engine_load_timeout_s: float = 300.0
     drain_grace_s: float = 30.0

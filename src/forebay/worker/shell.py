@@ -43,10 +43,12 @@ from forebay.worker.preflight import (
 )
 
 REQUEST_ID_BYTES_MAX = 128
-SEQUENCES: Final = 256
-"""How many sequences may be in flight, however few of them the engine runs at once."""
-SEQUENCES_PER_PLACE: Final = 4
-"""And for each that it runs: each of several gateways sends a quarter more than that (`core.routing.room`)."""
+REQUESTS: Final = 256
+"""How many requests may be in flight, however few sequences the engine runs at once."""
+REQUESTS_PER_PLACE: Final = 4
+"""And for each sequence that it runs: gateways send up to twice as many requests (`core.routing.room`), each of them
+without knowing at once what the others send. They count requests, so a limit on sequences would refuse what they
+could have queued."""
 NO_ENDPOINT = "none"
 BLOCKS_SINCE: Final = "blocks_since="
 """Query of a load poll: the number of the last prefix cache change known to the caller, 0 if none."""
@@ -176,11 +178,9 @@ class Shell:
             raise Refusal(Code.ENGINE_LOADING)
         if not engine.ready:
             raise Refusal(Code.ENGINE_FAILED)
-        queue_max = self._spec.queue_max or max(SEQUENCES, SEQUENCES_PER_PLACE * engine.info.concurrency)
-        if engine.outstanding >= queue_max:
-            raise Refusal(
-                Code.OVERLOADED, f"The replica has {engine.outstanding} sequences in flight, which is its limit."
-            )
+        others = len(self._calls) - 1
+        if others >= (self._spec.queue_max or max(REQUESTS, REQUESTS_PER_PLACE * engine.info.concurrency)):
+            raise Refusal(Code.OVERLOADED, f"The replica has {others} requests in flight, which is its limit.")
         return engine.info
 
     def _chat(self, call: Call, info: EngineInfo) -> None:
