@@ -135,6 +135,25 @@ def test_unit_started_by_a_provider_that_died_before_recording_is_adopted(folder
     run(folder, first, second, second)
 
 
+def test_unit_is_adopted_even_if_its_process_cannot_be_recorded(folder: Path) -> None:
+    pids = []
+
+    async def first(provider: LocalProvider) -> None:
+        await _place_one(provider)
+        unit = await seen(provider, "chat-0")
+        assert unit
+        pids.append(unit.pid)
+        (folder / "units" / "chat-0.g1" / "record.json").unlink()
+        (folder / "units" / "chat-0.g1" / "record.tmp").mkdir()  # so that nothing can be written there
+
+    async def second(provider: LocalProvider) -> None:
+        unit = await seen(provider, "chat-0")
+        assert unit
+        assert (unit.alive, unit.pid) == (True, pids[0])
+
+    run(folder, first, second, second)
+
+
 def test_unit_whose_provider_died_before_starting_it_is_dead(folder: Path) -> None:
     async def first(provider: LocalProvider) -> None:
         await _place_one(provider)

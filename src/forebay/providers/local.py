@@ -215,9 +215,11 @@ class LocalProvider:
         self._watch(unit)
 
     def _record(self, unit: _Unit) -> None:
+        """Record its process, if the disk is not full: it can be found without, as long as it runs."""
         draft = unit.folder / "record.tmp"
-        draft.write_bytes(msgspec.json.encode(unit.process))
-        draft.rename(unit.folder / "record.json")
+        with contextlib.suppress(OSError):
+            draft.write_bytes(msgspec.json.encode(unit.process))
+            draft.rename(unit.folder / "record.json")
 
     def _sweep(self) -> None:
         """Once, at the beginning: kill processes whose folder is gone, and remove incomplete folders."""
