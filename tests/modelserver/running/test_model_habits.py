@@ -205,3 +205,33 @@ def test_queue_policy_holds_behind_a_batch_of_a_model_whose_batches_are_fast(tmp
             await running.one()
 
     asyncio.run(main())
+
+
+def test_request_does_not_wait_for_a_busy_instance_when_another_is_free_sooner(tmp_path: Path) -> None:
+    source = f"""
+    def answer(self, request):
+        while Path({str(tmp_path)!r}, f"gate-{{get(request).item():g}}").exists():
+            time.sleep(0.001)
+        return give(get(request))
+"""
+    gates = [tmp_path / "gate-1", tmp_path / "gate-2"]
+    write(tmp_path / "r", "m", config("instance_group { count: 2 kind: KIND_CPU }", max_batch=1), source)
+
+    async def main() -> None:
+        async with serving(tmp_path / "r", startup=("m",)) as server:
+            version = server.itself._collection.find("m", -1)
+            while not version._runner._executor._short:
+                await server.numbers("m", tensor("IN", [[0.0]]))
+            for gate in gates:
+                gate.touch()
+            slow, slower = (server.ask("m", tensor("IN", [[value]])) for value in (2.0, 1.0))
+            await until("they run", lambda: [version.process.outstanding(each) for each in (0, 1)] == [1, 1])
+            asked = server.ask("m", tensor("IN", [[0.0]]))
+            gates[0].unlink()
+            assert (await asked.one()).error is None
+            assert slower.ended.is_set()
+            assert not slow.ended.is_set()
+            gates[1].unlink()
+            await slow.one()
+
+    asyncio.run(main())

@@ -130,12 +130,11 @@ class BatchScheduler:
             self._alarm.set(at)
 
     def _run_ahead(self, now: float) -> None:
-        """Give busy instances their next batch, if its requests gain nothing by waiting."""
-        for instance in self._executor.ahead():
-            verdict = self._batcher.poll(now) if len(self._batcher) >= self._full else None
-            if type(verdict) is not Batch:
-                return
-            self._start(instance, verdict)
+        """Give a busy instance its next batch, whose requests gain nothing by waiting."""
+        if self._executor.ahead():
+            verdict = self._batcher.poll(now)
+            if type(verdict) is Batch:
+                self._start(0, verdict)
 
     def _requeue(self, calls: Sequence[Call | None]) -> None:
         """Requeue requests that a lost process had not started."""

@@ -71,8 +71,8 @@ NOT_ITERATIVE: Final = (
 """Triton's wording."""
 
 AHEAD_NS_MAX: Final = 5_000_000
-"""An instance whose batches take at most this long is given the next batch before the running one ends: otherwise it
-would idle for a good part of the time while messages are in transit.
+"""A single instance whose batches take at most this long is given the next one before the running one ends: otherwise
+it would idle for a good part of the time while messages are in transit.
 """
 
 OnFree = Callable[[Batch, Done], None]
@@ -106,7 +106,7 @@ class Executor:
         self._last: dict[int, Batch] = {}
         """The last unfinished batch by instance."""
         self._runs_ahead = not (config.decoupled or ordered or resources.scarce or sequences is not None)
-        """Whether busy instances may be given their next batch."""
+        """Whether a busy instance may be given its next batch."""
         self._iterative = sequences is not None and sequences.iterative
         self._short = False
         """Whether the last batch took at most `AHEAD_NS_MAX`."""
@@ -123,13 +123,18 @@ class Executor:
             if process.usable(instance) and not process.outstanding(instance) and self._resources.take(instance):
                 yield instance
 
-    def ahead(self) -> Iterator[int]:
-        """Busy instances that may be given a batch to run next."""
+    def ahead(self) -> bool:
+        """Whether instance 0 is busy and may be given a batch to run next. Not if there are others: the running batch
+        may take long, and one of them may be free sooner.
+        """
         process = self._process
-        if self._runs_ahead and self._short:
-            for instance in range(process.instances):
-                if process.outstanding(instance) == 1 and process.usable(instance):
-                    yield instance
+        return (
+            self._runs_ahead
+            and self._short
+            and process.instances == 1
+            and process.outstanding(0) == 1
+            and process.usable(0)
+        )
 
     def usable(self) -> Iterator[int]:
         """Instances whose process is up and loaded, busy or not."""
@@ -143,7 +148,7 @@ class Executor:
     def run(
         self, instance: int, calls: Sequence[Call | None], works: Sequence[Work], rows: int, plan: object
     ) -> None:
-        """Start a batch on an instance obtained from `idle` or `ahead`."""
+        """Start a batch on an instance obtained from `idle`, or that `ahead` allows."""
         batch = Batch(self, instance, calls, rows, plan)
         try:
             number = self._process.execute(instance, works, batch)
