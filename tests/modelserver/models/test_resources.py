@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import weakref
 from pathlib import Path
 
@@ -212,6 +213,37 @@ def test_rate_limiter_shares_a_resource_between_instances(tmp_path: Path) -> Non
                 await server.load("greedy", {})
             await server.unload("a", False)
             assert await server.numbers("b", ONE) == [[1.0]]
+
+    asyncio.run(main())
+
+
+def test_an_instance_whose_process_is_replaced_does_not_hold_resources(tmp_path: Path) -> None:
+    loads, gate, root = tmp_path / "loads", tmp_path / "gate", tmp_path / "r"
+    starts = f"""
+    def initialize(self, args):
+        while Path({str(loads)!r}).exists():
+            time.sleep(0.001)
+    def answer(self, request):
+        return give(get(request))
+"""
+    group = 'instance_group { kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
+    write(root, "a", config(group), starts)
+    write(root, "b", config(group), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), limited=True, amounts=(Amount("R", 1),)) as server:
+            gate.touch()
+            running = server.ask("b", ONE)
+            await until("it runs", lambda: server.statistics("b", "")[0].pending == 0)
+            waiting = server.ask("a", ONE)
+            loads.touch()
+            (pid,) = server.pids("a")
+            os.kill(pid, signal.SIGKILL)
+            await until("it is being replaced", lambda: server.pids("a") not in ([], [pid]))
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (running, server.ask("b", ONE))] == [[[1.0]]] * 2
+            loads.unlink()
+            assert numbers(await waiting.one()) == [[1.0]]
 
     asyncio.run(main())
 

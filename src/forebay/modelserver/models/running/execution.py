@@ -119,6 +119,10 @@ class Executor:
     def idle(self) -> Iterator[int]:
         """Idle instances that may run a batch now, lowest first."""
         process = self._process
+        if self._resources.scarce:
+            for instance in range(process.instances):
+                if not process.usable(instance) and not process.outstanding(instance):
+                    self._resources.withdraw(instance)
         for instance in range(process.instances):
             if process.usable(instance) and not process.outstanding(instance) and self._resources.take(instance):
                 yield instance

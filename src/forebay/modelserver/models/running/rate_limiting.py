@@ -63,6 +63,13 @@ class RateLimiter:
             self._limiter.release(key)
             self._grant()
 
+    def withdraw(self, key: Key) -> None:
+        """The instance cannot run now: it stops waiting, and releases what it was given."""
+        if self._waiting.pop(key, None) is not None:
+            self._limiter.withdraw(key)
+            self._grant()  # to those behind it
+        self.give_back(key)
+
     def _grant(self, asking: Key | None = None) -> None:
         """Grant what is free, and wake its instances, except for the one that is asking now."""
         for key in self._limiter.grants():
@@ -131,6 +138,11 @@ class InstanceResources:
         return self._rate_limiter is None or (
             instance in self._registered and self._rate_limiter.take(Key(self._owner, instance), self._wake)
         )
+
+    def withdraw(self, instance: int) -> None:
+        """The instance cannot run now: others may have its turn."""
+        if self._rate_limiter is not None:
+            self._rate_limiter.withdraw(Key(self._owner, instance))
 
     def give_back(self, instance: int) -> None:
         """Release the resources of an instance that has finished its batch."""
