@@ -258,7 +258,7 @@ class _InternalAccess:
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
         """Load or reload a model. Raises `Refused`."""
-        await self._server.load(name, parameters)
+        await self._server._collection.load(name, parameters, nested=True)
 
     async def unload(self, name: str, dependents: bool) -> None:
         """Unload a model. Raises `Refused`."""

@@ -172,7 +172,7 @@ def test_add_input_completes_an_existing_input() -> None:
         (
             lambda: pb_utils.load_model("o"),
             pb_utils.TritonModelException,
-            "only be reached while requests are served",
+            "only be reached until `finalize` has ended",
         ),
         (lambda: pb_utils.is_model_ready("o", "one"), pb_utils.TritonModelException, "not the number of a version"),
     ],

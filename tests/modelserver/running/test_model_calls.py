@@ -90,6 +90,19 @@ ENOUGH = """
 """
 
 
+BORROWS = """
+    def initialize(self, args):
+        self.found = pb_utils.is_model_ready("double")
+        pb_utils.load_model("double")
+        assert pb_utils.is_model_ready("double")
+    def answer(self, request):
+        return give(get(request) + self.found)
+    def finalize(self):
+        pb_utils.unload_model("double")
+"""
+"""As in the documentation of Triton's Python backend."""
+
+
 def calls(*names: str) -> str:
     said = f'parameters {{ key: "forebay.calls" value {{ string_value: "{", ".join(names)}" }} }}'
     return config(said)
@@ -105,6 +118,24 @@ def chain(root: Path) -> None:
     caller(root, "once", "double")
     caller(root, "twice", "once")
     ensemble(root, "whole", [("twice", {"IN": "IN"}, {"OUT": "OUT"})], f"max_batch_size: 8 {IO.format(dims='-1')}")
+
+
+def test_model_loads_another_in_initialize_and_unloads_it_in_finalize(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(), DOUBLE)
+    write(tmp_path, "borrows", config(), BORROWS)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("borrows",), loads_max=1) as server:
+            assert server.states("double") == {"1": ("READY", "")}
+            assert await server.numbers("borrows", ONE) == [[1.0]]
+            await server.load("borrows", {})
+            await server.unload("borrows", False)
+            assert server.states("double") == {"1": ("UNAVAILABLE", "unloaded")}
+            await server.load("double", {})
+            await server.load("borrows", {})
+            assert await server.numbers("borrows", ONE) == [[2.0]]
+
+    asyncio.run(main())
 
 
 def test_called_models_are_loaded_and_unloaded_with_their_callers(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class PythonBackend:
             raise BackendFailed(f"Python model file not found in '{file}'")
         for name in MODULES:
             sys.modules[name] = triton_api
-        current.host = Host(config.name, str(folder))
+        current.host = Host(config.name, str(folder), administer=call)
         self._before = (list(sys.path), frozenset(sys.modules))
         # bytecode caches are validated by the source's size and time in seconds: too coarse for a quick reload
         self._wrote_bytecode, sys.dont_write_bytecode = not sys.dont_write_bytecode, True
@@ -130,6 +130,7 @@ class PythonBackend:
                 _in_model(self._model.finalize)
         except BaseException as error:  # the model is being closed either way
             triton_api.Logger.log_error(_error_text(error))
+        current.host.administer = None
         self._forget()
 
     def _configure(self, config: ModelConfig, instance: int) -> None:

@@ -338,9 +338,9 @@ def ask(
     act: Act, model: str, version: int, parameters: Mapping[str, Parameter], inputs: Mapping[str, Array]
 ) -> Response:
     """Send a request other than inference to the server, and wait for it. Raises `TritonModelException`."""
-    call = current.host.call
+    call = current.host.administer
     if call is None:
-        raise TritonModelException(f"{act}: other models can only be reached while requests are served.")
+        raise TritonModelException(f"{act}: other models can only be reached until `finalize` has ended.")
     answers: SimpleQueue[Response] = SimpleQueue()
     try:
         request = Request("", dict(inputs), (), parameters)

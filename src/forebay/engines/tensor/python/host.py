@@ -14,6 +14,8 @@ class Host:
     """Folder of the version."""
     call: CallModel | None = None
     """Calls other models; None except while requests are served."""
+    administer: CallModel | None = None
+    """Loads and unloads other models; None before the model is imported, and after its `finalize`."""
 
 
 @dataclass(slots=True)

@@ -168,7 +168,7 @@ def get_model_dir() -> str:
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
+    """Load a model; in explicit mode, also in `initialize` and `finalize`. Raises `TritonModelException`."""
     inputs = {
         as_text(name, "a file's name"): np.frombuffer(data, np.uint8) if data else EMPTY
         for name, data in (files or {}).items()
@@ -177,12 +177,12 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model; in explicit mode, while requests are served. Raises `TritonModelException`."""
+    """Unload a model; in explicit mode, also in `initialize` and `finalize`. Raises `TritonModelException`."""
     ask(Act.UNLOAD, model_name, LATEST, {"unload_dependents": bool(unload_dependents)}, {})
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model, or that version of it, is ready. Raises `TritonModelException` outside of requests."""
+    """Whether a model, or that version of it, is ready. Raises `TritonModelException`."""
     wanted = as_text(model_version, "model_version") if model_version else ""
     if wanted and not (wanted.isascii() and wanted.isdigit()):
         raise TritonModelException(f"is_model_ready: {wanted!r} is not the number of a version.")

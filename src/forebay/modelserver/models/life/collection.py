@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection as Names
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -127,8 +127,10 @@ class Collection:
         failed = await self._load(specs)
         return [text if f"'{name}'" in text else f"model '{name}': {text}" for name, text in failed.items()]
 
-    async def load(self, name: str, parameters: Mapping[str, str | bytes | int | bool]) -> None:
-        """Load or reload a model at a client's request. Raises `Refused`."""
+    async def load(
+        self, name: str, parameters: Mapping[str, str | bytes | int | bool], *, nested: bool = False
+    ) -> None:
+        """Load or reload a model at a client's request, or (`nested`) a model's. Raises `Refused`."""
         self._require_explicit()
         if not name.strip():
             raise Refused(Kind.INVALID_ARGUMENT, "Model name cannot be empty. Please enter a valid name to deploy.")
@@ -146,7 +148,7 @@ class Collection:
         if spec.number != LATEST:
             await self._check_version(name, spec.number)
         before = {each: (model.versions, model.wanted) for each, model in self._models.items()}
-        failed = await self._load({name: spec})
+        failed = await self._load({name: spec}, nested=nested)
         for each in failed:  # also of models that it depends on
             model = self._models[each]
             tried, wanted = before.get(each, ([], False))
@@ -246,9 +248,9 @@ class Collection:
         options = self._context.options
         return scan(*options.repositories, linked=options.linked)
 
-    async def _load(self, specs: Mapping[str, LoadSpec]) -> dict[str, str]:
+    async def _load(self, specs: Mapping[str, LoadSpec], *, nested: bool = False) -> dict[str, str]:
         """Load models after the models that they depend on, then recheck their dependents. Returns errors by model
-        name.
+        name. `nested`: beyond `loads_max`, as the loads that have the places may wait for this one.
         """
         described: dict[str, Described] = {}
         failed: dict[str, str] = {}
@@ -281,7 +283,7 @@ class Collection:
                 for need in sorted(needs[name]):
                     if need in done:
                         await done[need].wait()
-                async with self._places:
+                async with nullcontext() if nested else self._places:
                     moved = bool(described[name].config.steps) and not changed.isdisjoint(needs[name])
                     if await self._load_one(name, described[name], wanted[name], moved):
                         changed.add(name)

@@ -77,6 +77,9 @@ class Child:
         """For the main thread, if it runs the only instance; None in it: there will be no instance."""
         self._idle = threading.Event()
         """The main thread runs no instance any more."""
+        self._reader: threading.Thread | None = None
+        """The thread of the control channel; None: there is none yet, or it has ended."""
+        self._starting = threading.Lock()
         self._calls: dict[int, _OnResponse] = {}
         self._numbers = itertools.count(1)
 
@@ -88,8 +91,10 @@ class Child:
         loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)
         config: ModelConfig = loaded.config or configure.config
         self._declared = {spec.name: spec.datatype for spec in (*loaded.outputs, *config.outputs)}
-        if not loaded.threads:
-            self._single = SimpleQueue()
+        if loaded.threads:
+            self._reader = self._reader or threading.main_thread()
+        else:
+            self._single = self._single or SimpleQueue()
         return loaded
 
     def serve(self) -> None:
@@ -100,8 +105,7 @@ class Child:
             self._handle()
             self._stop_instances()
         else:
-            control = threading.Thread(target=self._control, name="control", daemon=True)
-            control.start()
+            control = self._reading()
             instance = self._single.get()
             if instance is not None:
                 instance.run()
@@ -109,12 +113,22 @@ class Child:
             control.join()
         self._close()
 
+    def _reading(self) -> threading.Thread:
+        """The thread of the control channel; it is started if there is none."""
+        with self._starting:
+            if self._reader is None:
+                self._single = self._single or SimpleQueue()
+                self._reader = threading.Thread(target=self._control, name="control", daemon=True)
+                self._reader.start()
+            return self._reader
+
     def _control(self) -> None:
         """The thread of the control channel beside an instance in the main thread. Ends the process if that one is
         stuck.
         """
         assert self._single is not None
         status = _guarded(self._channel, self._handle)
+        self._reader = None  # the model may call again while it is closed, and the server answers until it has ended
         if status is None:
             self._single.put(None)
             self._stop_instances()
@@ -184,6 +198,8 @@ class Child:
         told, parcel = outgoing.ask(self._channel, request)
         number = next(self._numbers)
         self._calls[number] = on_response
+        if self._reader is None:
+            self._reading()
         self._channel.send(
             *self._channel.pack(messages.Call(number, outgoing.plain(model), version, told, act), parcel)
         )
