@@ -217,6 +217,36 @@ def test_rate_limiter_shares_a_resource_between_instances(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_rate_limiter_gives_turns_by_priority(tmp_path: Path) -> None:
+    gate, order, root = tmp_path / "gate", tmp_path / "order", tmp_path / "r"
+    source = f"""
+    def answer(self, request):
+        with open({str(order)!r}, "a") as file:
+            file.write(get_name())
+        while Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+        return give(get(request))
+
+def get_name():
+    return Path(pb_utils.get_model_dir()).parent.name
+"""
+    for name, priority in (("a", 1), ("b", 3)):
+        limiter = f'rate_limiter {{ priority: {priority} resources {{ name: "R" count: 1 }} }}'
+        write(root, name, config(f"instance_group {{ kind: KIND_CPU {limiter} }}"), source)
+
+    async def main() -> None:
+        async with serving(root, startup=("a", "b"), limited=True, amounts=(Amount("R", 1),)) as server:
+            gate.touch()
+            asked = [server.ask(name, ONE) for name in "ab" * 9]
+            await until("one runs", order.exists)
+            gate.unlink()
+            for each in asked:
+                await each.one()
+            assert order.read_text()[:12].count("a") == 9
+
+    asyncio.run(main())
+
+
 def test_an_instance_whose_process_is_replaced_does_not_hold_resources(tmp_path: Path) -> None:
     loads, gate, root = tmp_path / "loads", tmp_path / "gate", tmp_path / "r"
     starts = f"""

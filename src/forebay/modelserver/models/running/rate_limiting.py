@@ -1,5 +1,6 @@
 """Admission of instances that share resources: the rate limiter applied to real instances."""
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class RateLimiter:
         self._waiting: dict[Key, Callable[[], None]] = {}
         self._granted: set[Key] = set()
         self._owners = 0
+        self._due = False
+        """Whether what was released is about to be granted."""
 
     def new_owner(self) -> int:
         """A unique number for a version that has instances."""
@@ -57,11 +60,15 @@ class RateLimiter:
         return key in self._granted
 
     def give_back(self, key: Key) -> None:
-        """Release the resources of an instance that has finished its batch."""
+        """Release the resources of an instance that has finished its batch. They are granted a moment later: it may
+        want to run again at once, and have priority over those that wait.
+        """
         if key in self._granted:
             self._granted.remove(key)
             self._limiter.release(key)
-            self._grant()
+            if not self._due:
+                self._due = True
+                asyncio.get_running_loop().call_soon(self._grant)
 
     def withdraw(self, key: Key) -> None:
         """The instance cannot run now: it stops waiting, and releases what it was given."""
@@ -72,6 +79,7 @@ class RateLimiter:
 
     def _grant(self, asking: Key | None = None) -> None:
         """Grant what is free, and wake its instances, except for the one that is asking now."""
+        self._due = False
         for key in self._limiter.grants():
             self._granted.add(key)
             wake = self._waiting.pop(key)
