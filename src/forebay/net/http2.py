@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
+from forebay.net.tls import in_flight_bytes
 from forebay.wire.http2.headers import Header
 from forebay.wire.http2.session import Session
 from forebay.wire.http2.streams import Stream, StreamHandler
@@ -23,7 +24,8 @@ SWEEP_S: Final = 1.0
 START_TIMEOUT_S: Final = 10.0
 """For the TLS handshake and the client's preface."""
 LINGER_S: Final = 1.0
-"""When shutting down: how long to wait for a client to confirm that it opens no more streams."""
+"""When shutting down: how long to wait for a client to confirm that it opens no more streams. At the end of every
+connection: how long the client must be silent before it is closed."""
 STALL_TIMEOUT_S: Final = 300.0
 """A client that has read nothing of pending data for this long is disconnected."""
 WRITE_BUFFER_BYTES: Final = 1024 * 1024
@@ -163,6 +165,7 @@ class Link(asyncio.Protocol, Generic[H]):
         "_leaving_at",
         "_loop",
         "_moved",
+        "_over_at",
         "_owner",
         "_ping_came_at",
         "_pinged_at",
@@ -181,6 +184,7 @@ class Link(asyncio.Protocol, Generic[H]):
         self._pinged_at: float | None = None
         self._ping_came_at, self._strikes = -math.inf, 0
         self._leaving_at: float | None = None
+        self._over_at: float | None = None
         self._moved = ((0, 0), owner.now)
         """What had been sent and what was buffered, and when that last changed."""
         self._waking = False
@@ -216,7 +220,7 @@ class Link(asyncio.Protocol, Generic[H]):
 
     def pause_writing(self) -> None:
         self._session.paused = True
-        if not self._transport.is_closing():
+        if self._over_at is None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -245,8 +249,19 @@ class Link(asyncio.Protocol, Generic[H]):
                 transport.write(b"".join(out))
             else:
                 transport.writelines(out)
-        if session.over:
-            transport.close()
+        if session.over and self._over_at is None:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Half-close, and discard what still arrives: closing over unread bytes, window updates for example, would
+        reset the connection, and the client would lose what it has not read yet."""
+        transport = self._transport
+        self._over_at = self._heard = self._owner.now
+        self._moved = (0, 0), self._owner.now
+        if not transport.is_closing():
+            transport.resume_reading()
+            if transport.can_write_eof():  # TLS cannot half-close
+                transport.write_eof()
 
     # --- time
 
@@ -265,6 +280,9 @@ class Link(asyncio.Protocol, Generic[H]):
         """Enforce the timeouts and age limits."""
         session, rules = self._session, self._owner.keepalive
         session.tick()
+        if self._over_at is not None:
+            self._sweep_over(now, self._over_at)
+            return
         age = now - self._born
         if age > rules.age_s:
             self.leave()
@@ -275,6 +293,16 @@ class Link(asyncio.Protocol, Generic[H]):
         if self._leaving_at is not None and now - self._leaving_at > LINGER_S:
             session.refuse()
         self._flush()
+
+    def _sweep_over(self, now: float, over_at: float) -> None:
+        """Close once the client has received everything and is silent. One that has broken the rules gets less time."""
+        unsent = 0, self._transport.get_write_buffer_size() + in_flight_bytes(self._transport)
+        if unsent != self._moved[0]:
+            self._moved = unsent, now
+        if now - over_at > (LINGER_S if self._leaving_at is None else STALL_TIMEOUT_S):
+            self.abort()
+        elif not unsent[1] and now - max(self._heard, self._moved[1]) > LINGER_S + SWEEP_S:  # the clock ticks once per sweep
+            self._transport.close()
 
     def _stalled(self, now: float) -> bool:
         session = self._session

@@ -358,6 +358,49 @@ def test_connection_over_its_age_closes_after_its_calls(tmp_path: Path) -> None:
     run(main())
 
 
+def test_last_response_of_a_closing_connection_reaches_a_client_that_reads_it_slowly(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, keepalive=Keepalive(age_s=60)) as it:
+            client = await it.raw()
+            client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
+            client.ask(1, framed(infer_request("echo", bytes(20_000_000), [5_000_000]).SerializeToString()))
+            got = len(await client.until(h2.DATA))
+            server = await connected(it)
+            await aged(server, 61)
+            await aged(server, 63)
+            await until(lambda: all(link._session.over for link in server._links))
+            kind, ends = h2.DATA, 0
+            while kind != -1:
+                kind, id, body = await client.frame()
+                if kind == h2.DATA:
+                    got += len(body)
+                    client.send(window(0, len(body)))
+                ends += kind == h2.HEADERS and id == 1
+            assert got > 20_000_000
+            assert ends == 1
+
+    run(main())
+
+
+def test_closing_connection_is_closed_for_clients_that_leave_it_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, keepalive=Keepalive(age_s=60)) as it:
+            client = await it.raw()
+            client.ask(1, message())
+            await client.until(h2.DATA)
+            server = await connected(it)
+            await aged(server, 61)
+            await aged(server, 63)
+            assert await client.ends()  # half-closed: the client may still send
+            assert server.connections == 1
+            client.send(h2.frame(h2.PING, 0, 0, bytes(8)))
+            for times in range(1, 4):  # at the first look, some bytes may not have been acknowledged
+                await aged(server, 63 + 3 * times)
+            await until(lambda: server.connections == 0)
+
+    run(main())
+
+
 def test_client_granting_no_window_is_disconnected(tmp_path: Path) -> None:
     async def main() -> None:
         async with rig(tmp_path) as it:
