@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.modelserver.rpc.raw import STREAM
 from tests.modelserver.rpc.rig import FOUR, floats, infer_request, rig, text_request, until
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
@@ -434,6 +435,26 @@ def test_stop_ends_idle_streams_and_watches(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="the server is shutting down"):
                 await busy.read()
             await stopping
+
+    run(main())
+
+
+@pytest.mark.parametrize(("path", "data"), [(STREAM, b""), ("/grpc.health.v1.Health/Watch", bytes(5))])
+def test_stream_opened_before_its_client_knows_of_the_shutdown_ends(tmp_path: Path, path: str, data: bytes) -> None:
+    async def main() -> None:
+        async with rig(tmp_path) as it:
+            client = await it.raw()
+            client.ask(1, framed(infer_request("slow").SerializeToString()))
+            await until(lambda: it.models.waiting)
+            stopping = asyncio.get_running_loop().create_task(it.front.stop(20))
+            await client.until(h2.GOAWAY)
+            if data:
+                client.ask(3, data, path=path)
+            else:
+                client.begin(3, data, path)
+            while b"the server is shutting down" not in await client.until(h2.HEADERS):
+                pass
+            stopping.cancel()
 
     run(main())
 

@@ -92,6 +92,8 @@ class RpcContext:
     room: grpc.ReceiveBudget = field(default_factory=lambda: grpc.ReceiveBudget(MESSAGES_BYTES_MAX))
     apart: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lets one thread at a time compress or decompress."""
+    draining: bool = False
+    """The server is shutting down; the client of a new call does not know it yet."""
 
     async def pack(self, message: bytes, coding: bytes) -> bytes:
         """Compress and frame a message in a thread."""
@@ -148,7 +150,10 @@ class RpcContext:
         if head.make is None:
             session.finish(stream, head.flaw)
             return None
-        return head.make(self, session, stream, head)
+        call = head.make(self, session, stream, head)
+        if self.draining:
+            call.on_drain()
+        return call
 
 
 def _flawed(code: int, text: str) -> Head:

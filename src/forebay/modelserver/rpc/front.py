@@ -103,6 +103,7 @@ class RpcFront:
         if self._following is not None:
             self._following.cancel()
         if grace_s:
+            self.context.draining = True
             for call in self._server.handlers():
                 assert isinstance(call, Call)
                 call.on_drain()

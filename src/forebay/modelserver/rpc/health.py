@@ -38,6 +38,8 @@ class Watch(Unary):
         self.begun = True
         self.session.head(self.stream, answer_head())
         self._look()
+        if self.context.draining:
+            self.on_drain()
 
     def _look(self) -> None:
         if self.over:
