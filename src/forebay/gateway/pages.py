@@ -45,7 +45,6 @@ NAMES_TENANTS: Final = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:%b)\b.*\n" % TENAN
 """Lines of a metrics exposition that are for the operator only."""
 PROXIED: Final = (b"x-forwarded-for", b"forwarded", b"via")
 """Headers of requests that a proxy passes on: their client may be anywhere."""
-ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _ELSEWHERE: Final = Denied(
     Code.MODEL_NOT_ALLOWED, "Metrics are for clients on the gateway's own machine (`gateway.metrics: local`)."
 )
@@ -319,11 +318,7 @@ class Pages:
 def _find(exchange: Exchange) -> endpoints.Endpoint | None:
     """The replica endpoint of a request, if any. A target in absolute form, as sent to proxies, is rewritten to a
     path."""
-    target = exchange.target
-    absolute = None if target.startswith(b"/") else ABSOLUTE.match(target)
-    if absolute is not None:  # servers must accept these (RFC 9112, 3.2.2)
-        path = target[absolute.end() :]
-        exchange.target = target = path if path.startswith(b"/") else b"/" + path
+    exchange.target = target = http1.origin_form(exchange.target)  # RFC 9112, 3.2.2: servers must accept both
     return ENDPOINTS.get(target.partition(b"?")[0]) or tensor.find(exchange)
 
 

@@ -1,5 +1,6 @@
 """Serialises HTTP/1.1 heads, chunks and requests. Parsing is done by httptools."""
 
+import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
@@ -15,6 +16,7 @@ JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 TEXT: tuple[bytes, bytes] = (b"content-type", b"text/plain; charset=utf-8")
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CRLF: Final = b"\r\n"
+_ABSOLUTE: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _SIZES: Final = 1024
 _SIZE_LINES: Final = [b"%x\r\n" % size for size in range(_SIZES)]
 """The size lines of chunks as small as most events: looking one up is faster than formatting it."""
@@ -22,6 +24,15 @@ _LONE_LINES: Final = [b"" for _ in range(_SIZES + 8)]
 """The size lines by the length of the whole chunk; empty for lengths that no chunk has."""
 for _size, _line in enumerate(_SIZE_LINES[1:], 1):
     _LONE_LINES[len(_line) + _size + len(CRLF)] = _line
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path and query of a target in absolute form, as sent to proxies; other targets unchanged."""
+    absolute = None if target.startswith(b"/") else _ABSOLUTE.match(target)
+    if absolute is None:
+        return target
+    path = target[absolute.end() :]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def authority(host: str, port: int) -> str:

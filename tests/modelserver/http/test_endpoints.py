@@ -33,6 +33,16 @@ def test_server_and_model_metadata_and_config() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("prefix", "status"), [("http://a:1", 200), ("HTTPS://a", 200), ("ftp://a", 404)])
+def test_target_in_absolute_form_is_accepted(prefix: str, status: int) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            it.line.send(f"GET {prefix}/v2/health/live?x HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+            assert (await it.line.answer()).status == status
+
+    run(main())
+
+
 def test_health_endpoints_return_only_a_status() -> None:
     async def main() -> None:
         async with rig() as it:

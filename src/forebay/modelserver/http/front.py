@@ -91,6 +91,7 @@ class HttpFront:
 
     def handle(self, exchange: Exchange) -> None:
         """Handle one exchange, now or later. Unexpected exceptions are left to the connection."""
+        exchange.target = http1.origin_form(exchange.target)  # RFC 9112, 3.2.2: servers must accept both
         other = self._others.get(exchange.target)
         if other is not None:
             other(exchange)
