@@ -306,17 +306,20 @@ class Link(asyncio.Protocol, Generic[H]):
 
     def _stalled(self, now: float) -> bool:
         session = self._session
-        at = session.sent, self._transport.get_write_buffer_size()
+        unsent = self._transport.get_write_buffer_size()
+        at = session.sent, unsent and unsent + in_flight_bytes(self._transport)
         if at != self._moved[0] or not (at[1] or any(each.queue for each in session.streams.values())):
             self._moved = at, now
         return now - self._moved[1] > STALL_TIMEOUT_S
 
     def _is_silent(self, now: float) -> bool:
         """Ping a silent client if it is due. True if it has not answered the last ping in time."""
-        rules = self._owner.keepalive
+        rules, heard = self._owner.keepalive, self._heard
+        if self._session.paused:  # nothing is read now: that the client reads shows that it is there
+            heard = max(heard, self._moved[1])
         if self._pinged_at is not None:
-            return now - self._pinged_at > rules.ping_timeout_s
-        if now - self._heard > rules.ping_s and (rules.ping_without_calls or self._session.streams):
+            return now - max(self._pinged_at, heard) > rules.ping_timeout_s
+        if now - heard > rules.ping_s and (rules.ping_without_calls or self._session.streams):
             self._pinged_at = now
             self._session.ping()
         return False

@@ -318,6 +318,27 @@ def test_silent_client_with_calls_is_pinged_and_disconnected_without_answer(tmp_
     run(main())
 
 
+def test_client_that_reads_slowly_is_not_taken_for_silent(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig(tmp_path, keepalive=Keepalive(ping_s=60, ping_timeout_s=20)) as it:
+            client = await it.raw()
+            client.send(h2.settings({h2.WINDOW: 2**30}), window(0, 2**30))
+            large = framed(infer_request("echo", bytes(8_000_000), [2_000_000]).SerializeToString())
+            for id in (1, 3, 5, 7):
+                client.ask(id, large)
+            server = await connected(it)
+            await until(lambda: any(link._session.paused for link in server._links))
+            got = 0
+            for seconds in (61, 82, 103, 124):
+                await aged(server, seconds)
+                for _ in range(64):  # during which nothing of what the client sends is read
+                    got += len(await client.until(h2.DATA))
+            while got < 4 * 8_000_000:
+                got += len(await client.until(h2.DATA))
+
+    run(main())
+
+
 @pytest.mark.parametrize(("strikes", "pings"), [(2, 4), (0, 50)])
 def test_too_many_pings_end_the_connection(tmp_path: Path, strikes: int, pings: int) -> None:
     async def main() -> None:
