@@ -301,7 +301,9 @@ class Link(asyncio.Protocol, Generic[H]):
             self._moved = unsent, now
         if now - over_at > (LINGER_S if self._leaving_at is None else STALL_TIMEOUT_S):
             self.abort()
-        elif not unsent[1] and now - max(self._heard, self._moved[1]) > LINGER_S + SWEEP_S:  # the clock ticks once per sweep
+        elif (
+            not unsent[1] and now - max(self._heard, self._moved[1]) > LINGER_S + SWEEP_S
+        ):  # the clock ticks once per sweep
             self._transport.close()
 
     def _stalled(self, now: float) -> bool:

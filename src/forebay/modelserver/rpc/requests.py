@@ -36,6 +36,9 @@ _CONTENTS: Final[tuple[tuple[str, Mapping[Datatype, str]], ...]] = (
 first as the expected one.
 """
 
+_AS_SENT: Final = {_D.BOOL: 1, _D.FP32: 4, _D.FP64: 8}
+"""Datatypes whose typed contents are encoded like the tensor, with their bytes per element."""
+
 
 class Wanted(NamedTuple):
     """How a client wants an output, if not as raw bytes."""
@@ -189,11 +192,24 @@ def _read_contents(given: Any, datatype: Datatype, model: str) -> Buffer:
         code = codes.get(datatype)
         if code is None:
             raise invalid(f"{what} of type '{next(iter(codes))}', expected datatype '{datatype}'")
+        size = len(values) * _AS_SENT.get(datatype, 0)
+        if size:
+            data = _as_sent(contents, size)
+            if data:
+                continue
         try:
             data = array(code, values).tobytes() if code else _packed(values)
         except OverflowError:
             raise invalid(f"input '{given.name}' has a value that {datatype} cannot hold") from None
     return data
+
+
+def _as_sent(contents: Any, size: int) -> bytes:
+    """The tensor of that size in an encoded message, if that has nothing else; else empty. Reading the numbers one by
+    one takes forty times as long, during which no other request is served."""
+    message: bytes = contents.SerializeToString()
+    head = 1 + (size.bit_length() + 6) // 7  # the tag, and the size
+    return message[head:] if len(message) == head + size else b""
 
 
 def _packed(values: Sequence[bytes]) -> bytes:
