@@ -295,15 +295,13 @@ class Link(asyncio.Protocol, Generic[H]):
         self._flush()
 
     def _sweep_over(self, now: float, over_at: float) -> None:
-        """Close once the client has received everything and is silent. One that has broken the rules gets less time."""
+        """Close once the client has received everything and is silent; soon, if it has broken the rules."""
         unsent = 0, self._transport.get_write_buffer_size() + in_flight_bytes(self._transport)
         if unsent != self._moved[0]:
             self._moved = unsent, now
         if now - over_at > (LINGER_S if self._leaving_at is None else STALL_TIMEOUT_S):
             self.abort()
-        elif (
-            not unsent[1] and now - max(self._heard, self._moved[1]) > LINGER_S + SWEEP_S
-        ):  # the clock ticks once per sweep
+        elif not unsent[1] and now - max(self._heard, self._moved[1]) > LINGER_S + SWEEP_S:
             self._transport.close()
 
     def _stalled(self, now: float) -> bool:
