@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
+from forebay.core.revision import revision_id
 from forebay.registry.catalogue import Actor, Description, Registry
 from forebay.registry.proved import RegistryError, Tampered, signed_message
 from forebay.registry.sealing import KeyFile
 from forebay.registry.signing import Proof, own_signer
 from forebay.registry.vault import Vault
 from forebay.store.database import open_store
+from forebay.store.schema import ALIASES
 
 ANN, BOB, CID = Actor("ann", Role.OPERATOR), Actor("bob"), Actor("cid")
 WHAT = Description("chat", "./model", Task.CHAT, "openvino", {"threads": 2}, {"licence": "apache-2.0"})
@@ -153,6 +156,23 @@ def test_alias_points_to_one_revision_at_a_time(registry: Registry, model: Path)
         registry.set_alias("chat", first, second, ANN)
     with pytest.raises(RegistryError, match=rf"no such revision; there is: .*{first}"):
         registry.set_alias("chat", "stable", "r-none", ANN)
+
+
+def test_alias_never_stands_for_the_id_of_another_revision(tmp_path: Path, model: Path) -> None:
+    registry = make(tmp_path, ApprovalRules(approvals_min=1))
+    bad, good = WHAT, Description("chat", "./model", Task.CHAT, "openvino", {"threads": 3})
+    first = registry.add(bad, model, ANN, quiet)
+    planned = revision_id(first.revision.artifact, good.engine, good.settings)
+    with pytest.raises(RegistryError, match="has the form of a revision's id, and cannot be an alias"):
+        registry.set_alias("chat", planned, first.revision.id, ANN)
+    with registry._store.write() as connection:  # an earlier version allowed it
+        values = {"model": "chat", "alias": planned, "revision": first.revision.id}
+        connection.execute(insert(ALIASES).values(changed_at=0.0, changed_by="ann", **values))
+
+    assert registry.add(good, model, ANN, quiet).revision.id == planned
+    approved = registry.step("chat", planned, Step.APPROVE, BOB)
+    assert approved.revision.id == planned
+    assert registry.show("chat", first.revision.id).standing.state is ApprovalState.PENDING
 
 
 def test_sweep_removes_only_unreferenced_contents(registry: Registry, model: Path, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from forebay.core.model import GatewaySpec, WorkerSpec
 
+REVISION_ID = re.compile("r-[0-9a-f]{8}")
 _OWN = ("generation", "endpoint_path")
 """Fields of a specification that differ between starts of the same unit."""
 

@@ -26,7 +26,7 @@ from forebay.core.registry.approval import (
 )
 from forebay.core.registry.manifest import BadManifest, Manifest
 from forebay.core.registry.statements import mismatch, signed_bytes
-from forebay.core.revision import revision_id
+from forebay.core.revision import REVISION_ID, revision_id
 from forebay.obs.clock import wall_s
 from forebay.registry import proved
 from forebay.registry.artifacts import Artifacts
@@ -239,9 +239,8 @@ class Registry:
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
             id, now = listed.revision.id, wall_s()
-            taken = (REVISIONS.c.model == model) & (REVISIONS.c.id == alias)
-            if connection.execute(select(REVISIONS.c.id).where(taken)).all():
-                raise RegistryError(f"{model}@{alias}: is the id of a revision, and cannot be an alias")
+            if REVISION_ID.fullmatch(alias):  # also of one that may be registered later
+                raise RegistryError(f"{model}@{alias}: has the form of a revision's id, and cannot be an alias")
             before = proved.resolve(connection, model, alias)
             if before == id:
                 return listed

@@ -81,7 +81,10 @@ class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def resolve(connection: Connection, model: str, name: str) -> str:
-    """The id that an alias refers to, else the name itself."""
+    """The id that an alias refers to, else the name itself. An id is always that revision's."""
+    own = select(REVISIONS.c.id).where((REVISIONS.c.model == model) & (REVISIONS.c.id == name))
+    if connection.execute(own).scalar() is not None:
+        return name
     alias = select(ALIASES.c.revision).where((ALIASES.c.model == model) & (ALIASES.c.alias == name))
     return connection.execute(alias).scalar() or name
 
