@@ -16,10 +16,12 @@ from sqlalchemy import insert
 from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
 from forebay.core.revision import revision_id
+from forebay.registry.artifacts import describe
 from forebay.registry.catalogue import Actor, Description, Registry
 from forebay.registry.proved import RegistryError, Tampered, signed_message
 from forebay.registry.sealing import KeyFile
 from forebay.registry.signing import Proof, own_signer
+from forebay.registry.sources import SourceError
 from forebay.registry.vault import Vault
 from forebay.store.database import open_store
 from forebay.store.schema import ALIASES
@@ -115,6 +117,39 @@ def test_reregistered_content_is_reused_unless_damaged(registry: Registry, model
     listed = registry.add(WHAT, model, ANN, quiet)
     _, path = registry.open("chat", listed.revision.id, quiet)
     assert contents(path) == contents(model)
+
+
+def spoil(folder: Path) -> None:
+    """Damage every file in place."""
+    for each in [each for each in folder.rglob("*") if each.is_file()]:
+        each.chmod(0o600)
+        each.write_bytes(b"damaged")
+
+
+def test_registering_a_damaged_artifact_again_repairs_it(registry: Registry, model: Path, tmp_path: Path) -> None:
+    listed = registry.add(WHAT, model, ANN, quiet)
+    spoil(tmp_path / "registry" / "trees")
+    assert len(registry.verify(quiet)) == 3
+    assert registry.add(WHAT, model, ANN, quiet) == listed
+    assert registry.verify(quiet) == []
+    (tmp_path / "registry" / "trees" / listed.revision.artifact / "copy.bin").unlink()
+    registry.add(WHAT, model, ANN, quiet)
+    assert registry.verify(quiet) == []
+    assert [each.name for each in (tmp_path / "registry" / "trees").iterdir()] == [listed.revision.artifact]
+
+
+def test_uploading_a_damaged_content_again_repairs_it(registry: Registry, model: Path, tmp_path: Path) -> None:
+    registry.add(WHAT, model, ANN, quiet)
+    spoil(tmp_path / "registry" / "blobs")
+    manifest = describe(model, quiet)
+    with pytest.raises(SourceError, match="has 7 bytes, not 64"), registry.sent(manifest, "model", quiet):
+        pass
+    for file in {file.sha256: file for file in manifest.files}.values():
+        registry.uploads.put(file.sha256, file.size_bytes, 0, (model / file.path).read_bytes())
+    assert registry.lacking(manifest) == ()
+    with registry.sent(manifest, "model", quiet) as path:
+        registry.add(WHAT, path, ANN, quiet)
+    assert registry.verify(quiet) == []
 
 
 def test_single_file_artifact_digest_is_its_sha256(registry: Registry, tmp_path: Path) -> None:
@@ -363,6 +398,21 @@ def test_encrypted_artifact_is_never_on_disk_in_plaintext(tmp_path: Path, memory
             make(tmp_path, ApprovalRules(), vault=vault).open("chat", id, quiet)
     finally:
         on_a_disk.rmdir()
+
+
+def test_registering_a_damaged_encrypted_artifact_again_repairs_it(tmp_path: Path, memory: Path, model: Path) -> None:
+    (tmp_path / "key").write_bytes(base64.b64encode(os.urandom(32)))
+    vault = Vault(tmp_path / "registry", KeyFile(tmp_path / "key"), memory)
+    registry = make(tmp_path, ApprovalRules(), vault=vault, encrypts=True)
+    listed = registry.add(WHAT, model, ANN, quiet)
+    folder = tmp_path / "registry" / "sealed"
+    for damage in (lambda each: each.write_bytes(b"damaged"), Path.unlink):
+        for name in ("0", "key"):
+            damage(folder / listed.revision.artifact / name)
+            assert registry.verify(quiet)
+            assert registry.add(WHAT, model, ANN, quiet) == listed
+            assert registry.verify(quiet) == []
+    assert [each.name for each in folder.iterdir()] == [listed.revision.artifact]
 
 
 def test_memory_folder_writable_by_others_is_rejected(tmp_path: Path, memory: Path, model: Path) -> None:

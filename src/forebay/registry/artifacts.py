@@ -52,7 +52,7 @@ class Artifacts:
                 os.fsync(draft.fileno())
                 target = self._blob(sha256)
                 target.parent.mkdir(exist_ok=True)
-                if _is(target, sha256):  # hard links to it keep pointing to the same file
+                if is_content(target, sha256):  # hard links to it keep pointing to the same file
                     os.unlink(draft.name)
                 else:
                     os.replace(draft.name, target)
@@ -88,6 +88,13 @@ class Artifacts:
                 if not target.is_dir():  # else another process was faster
                     raise SourceError(f"{target} cannot be made: {error}") from error
         return target / manifest.files[0].path if manifest.lone else target
+
+    def mend(self, manifest: Manifest) -> None:
+        """Remove an artifact's folder that is not made of the contents as stored, so that `tree` makes a new one."""
+        target = self._trees / manifest.digest
+        wanted = {file.path: self._blob(file.sha256).stat().st_ino for file in manifest.files}
+        if target.is_dir() and wanted != {name: (target / name).lstat().st_ino for name in _names(target)}:
+            shutil.rmtree(target)
 
     def check(self, manifest: Manifest, progress: Progress) -> tuple[Differs, ...]:
         """Read every byte of the artifact; returns the differences from the manifest, by file."""
@@ -138,11 +145,16 @@ def describe(path: Path, progress: Progress) -> Manifest:
 def read_files(folder: Path, manifest: Manifest, progress: Progress) -> dict[str, File]:
     """The contents of a folder, fully read; a symlink counts as an empty file, which never matches."""
     found, done = {}, 0
-    for path in sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink()):
-        name = path.relative_to(folder).as_posix()
-        found[name] = _read(path, name, done, manifest.size_bytes, progress)
+    for name in _names(folder):
+        found[name] = _read(folder / name, name, done, manifest.size_bytes, progress)
         done += found[name].size_bytes
     return found
+
+
+def _names(folder: Path) -> list[str]:
+    """The relative paths of everything below a folder that is not a folder itself."""
+    there = sorted(each for each in folder.rglob("*") if not each.is_dir() or each.is_symlink())
+    return [each.relative_to(folder).as_posix() for each in there]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -169,7 +181,7 @@ def _copy(path: Path, target: int, copied: Callable[[int], None]) -> tuple[str, 
     return digest.hexdigest(), size
 
 
-def _is(path: Path, sha256: str) -> bool:
+def is_content(path: Path, sha256: str) -> bool:
     """Whether a file exists and has that digest."""
     try:
         with path.open("rb") as file:

@@ -107,8 +107,9 @@ class Registry:
             try:
                 manifest = (self._vault if self._encrypts else self._artifacts).take(path, progress)
                 if not self._encrypts:
+                    self._artifacts.mend(manifest)
                     self._artifacts.tree(manifest, progress)
-            except (SourceError, BadManifest) as error:
+            except (SourceError, BadManifest, OSError) as error:
                 raise RegistryError(f"{what.source}: {error}") from error
             id = revision_id(manifest.digest, what.engine, what.settings)
             with self._store.write() as connection:

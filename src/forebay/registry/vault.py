@@ -53,15 +53,19 @@ class Vault:
         try:
             self._sealed.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self._sealed))
+            damaged = draft.with_name(f"{draft.name}-damaged")
             try:
                 manifest = _seal_all(path, draft, key, progress)
                 _write(draft / KEY_NAME, wrapped.encode())
+                if self.has(manifest.digest) and not self._is_whole(manifest, progress):
+                    os.rename(self._sealed / manifest.digest, damaged)
                 if not self.has(manifest.digest):
                     with suppress(FileExistsError):  # another process was faster
                         os.rename(draft, self._sealed / manifest.digest)
                 return manifest
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
+                shutil.rmtree(damaged, ignore_errors=True)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise SourceError(f"the disk that holds {self._sealed} is full: free some space") from error
@@ -103,6 +107,12 @@ class Vault:
         extra -= {KEY_NAME, *(str(number) for number in range(len(manifest.files)))}
         found = dict(self._opened(manifest, None, progress))
         return (*differences(manifest, found), *(Differs(name, "it is not part of it") for name in sorted(extra)))
+
+    def _is_whole(self, manifest: Manifest, progress: Progress) -> bool:
+        try:
+            return not self.check(manifest, progress)
+        except (SourceError, OSError):
+            return False
 
     def sweep(self, keep: Collection[Manifest]) -> int:
         """Remove all other artifacts, on disk and in memory; returns the number of bytes freed on disk."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from forebay.core.registry.manifest import BadManifest, File, Manifest, differences
 from forebay.obs.clock import wall_s
-from forebay.registry.artifacts import describe, entries
+from forebay.registry.artifacts import describe, entries, is_content
 from forebay.registry.sources import Progress, SourceError
 
 ABANDONED_S: Final = 2 * 86_400.0
@@ -150,12 +150,21 @@ class Staging:
         wrong = differences(manifest, {file.path: file for file in describe(path, progress).files})
         if wrong:
             named = {each.path for each in wrong}
-            self._drop(file for file in manifest.files if file.path in named)
+            mistaken = [file for file in manifest.files if file.path in named]
+            self._drop(mistaken)
+            self._drop_damaged(mistaken)
             raise SourceError("; ".join(f"{each.path}: {each.found}" for each in wrong))
 
     def _drop(self, files: Iterable[File]) -> None:
         for file in files:
             self._staged(file.sha256, file.size_bytes).unlink(missing_ok=True)
+
+    def _drop_damaged(self, files: Iterable[File]) -> None:
+        """Remove what the registry has of these files and is damaged: as it is known, nobody would send it again."""
+        for file in files:
+            known = self._known(file.sha256)
+            if known is not None and not is_content(known, file.sha256):
+                known.unlink(missing_ok=True)
 
     def _staged(self, sha256: str, size_bytes: int) -> Path:
         """Two sizes of one digest are two files: one of them is wrong, and cannot affect the other."""
