@@ -49,6 +49,17 @@ def test_replicas_above_the_maximum_are_removed_immediately() -> None:
 
 
 @pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("least", [0, 1])
+def test_clock_that_is_set_back_delays_no_change_beyond_its_window(policy: Policy, least: int) -> None:
+    model = Model(Scale(10, least, policy=policy, ttft_s=1.0, target=2.0, limits=()))
+    looks(model, 0.5, 100)
+    model.now -= 86_400.0
+    assert max(model.look(8.0, ttft_s=2.0).wanted for _ in range(150)) > 1
+    model.now -= 86_400.0
+    assert looks(model, 0.0, 1000)[-1] == least
+
+
+@pytest.mark.parametrize("policy", list(Policy))
 def test_telemetry_outage_and_the_time_after_it_remove_nothing(policy: Policy) -> None:
     model = Model(Scale(10, policy=policy, ttft_s=1.0, target=2.0), replicas=4)
     looks(model, 10.0, 100)

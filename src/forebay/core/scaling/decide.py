@@ -38,7 +38,7 @@ def decide(
     low = max(low, min(bounds(scale, now + lead_s)[0], high))  # scheduled replicas are ready when their hours begin
     if reading is None:
         return _unknown(scale, low, current), state
-    state = _watched(scale, state, reading, now)
+    state = _watched(scale, _reset_clock(state, now), reading, now)
     wish, state = _wish(scale, state, reading, now, current)
     wish = _limited(scale, state, reading, wish, current)
     if current == 0 and is_asked(reading):
@@ -73,6 +73,13 @@ def _unknown(scale: Scale, low: int, current: int) -> Decision:
         return Decision(wanted, Reason.UNKNOWN, "the load is not known: no replica is removed", {"min": low})
     name = "min" if wanted > current else "max"
     return Decision(wanted, Reason.BOUND, f"the load is not known, but `{name}` is {wanted} now", {"min": low})
+
+
+def _reset_clock(state: AutoscalerState, now: float) -> AutoscalerState:
+    """If the clock was set back, windows start over: they would last until it is as late again."""
+    if state.known_at is None or now >= state.known_at - GAP_S:
+        return state
+    return AutoscalerState(learned=learned.set_back(state.learned, now))
 
 
 def _watched(scale: Scale, state: AutoscalerState, reading: Reading, now: float) -> AutoscalerState:

@@ -117,6 +117,13 @@ def without_load(learned: Learned) -> Learned:
     return replace(learned, traffic=learned.traffic._replace(seen_s=0.0, peaks=()), strain=0.0, full_s=0.0)
 
 
+def set_back(learned: Learned, now: float) -> Learned:
+    """The state after the clock was set back to `now`: without times that are still to come."""
+    known, seasons = without_load(learned), learned.season._replace(forecasts=())
+    asleep_at = min(learned.asleep_at, now)
+    return replace(known, season=seasons, asleep_at=asleep_at, alike_since=0.0, fitted_at=0.0)
+
+
 def _wish(known: Learned, before: Traffic, reading: Reading, now: float, current: int) -> Wish:
     flow, able = known.traffic, _able(known, reading)
     ahead = season.forecast(known.season, flow.level, flow.slope(), known.lead_s + LEVEL_S, now)
