@@ -88,6 +88,10 @@ def test_all_of_an_answer_is_json_that_follows_the_schema(answer: str, worth: fl
     assert score(case(Scorer.JSON_SCHEMA, schema=CITY), answer) == worth
 
 
+def test_number_that_is_too_large_to_divide_matches_nothing() -> None:
+    assert not follows("1" + "0" * 400, {"multipleOf": 0.01})
+
+
 def test_unresolvable_or_invalid_schema_matches_nothing() -> None:
     assert not follows("{}", {"$ref": "https://example.com/elsewhere.json"})
     assert not follows("{}", {"$ref": "#"})

@@ -1,5 +1,6 @@
 """Invalid responses of an MLflow server: no file outside the folder, and no traceback."""
 
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,11 +24,12 @@ def ask(monkeypatch: pytest.MonkeyPatch, home: Path, answers: Mapping[str, objec
 
     def answer(request: httpx.Request) -> httpx.Response:
         content = answers[request.url.path.removeprefix(API)]
-        return (
-            httpx.Response(200, stream=httpx.ByteStream(content))
-            if isinstance(content, bytes)
-            else httpx.Response(200, json=content)
-        )
+        if not isinstance(content, bytes):
+            return httpx.Response(200, json=content)
+        if "gzip" not in request.headers["accept-encoding"]:
+            return httpx.Response(200, stream=httpx.ByteStream(content))
+        packed = httpx.ByteStream(gzip.compress(content))  # as a proxy before the server does
+        return httpx.Response(200, stream=packed, headers={"content-encoding": "gzip"})
 
     client = httpx.Client(base_url="http://ml:1", transport=httpx.MockTransport(answer))
     monkeypatch.setattr(mlflow, "_client", lambda url: client)
@@ -51,6 +53,8 @@ def test_valid_responses_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ("-artifacts/artifacts", {"files": [{"path": "../../m.onnx", "file_size": 3}]}, "not a valid path"),
         ("-artifacts/artifacts", {"files": [{"path": "m.onnx"}]}, "how large"),
         ("-artifacts/artifacts", {"files": ["m.onnx"]}, "no path"),
+        ("-artifacts/artifacts", {"files": [{"path": "m\0.onnx", "file_size": 3}]}, "not a valid path"),
+        ("-artifacts/artifacts", {"files": None}, "nothing found"),
     ],
 )
 def test_invalid_response_is_reported_and_writes_no_file(

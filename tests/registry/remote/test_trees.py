@@ -103,7 +103,7 @@ def test_file_with_unexpected_length_is_rejected(tmp_path: Path, listed: int, ad
     )
 
 
-@pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x", "a//b", "."])
+@pytest.mark.parametrize("path", ["m\0.onnx", "m\ud800.onnx", "", "/etc/x", "../x", "a/../../x", "a//b", "."])
 def test_paths_outside_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
     place = FakeRemote({path: b"x"})
     with pytest.raises(SourceError, match="not a valid path"):

@@ -148,7 +148,7 @@ def follows(answer: str, schema: object) -> bool:
     validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
     try:
         return bool(validator.is_valid(msgspec.json.decode(answer)))
-    except (referencing.exceptions.Unresolvable, RecursionError):
+    except (referencing.exceptions.Unresolvable, RecursionError, OverflowError):  # the last from huge numbers
         return False
 
 

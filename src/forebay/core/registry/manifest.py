@@ -10,7 +10,7 @@ from typing import Final
 FILES_MAX: Final = 100_000
 PATH_BYTES_MAX: Final = 1024
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Surrogates: half a character, or a byte of a name that is not UTF-8, so the path cannot be stored."""
 
 
@@ -75,7 +75,7 @@ def _check(file: File, paths: Iterable[str]) -> None:
         or "\n" in file.path
         or "\0" in file.path
         or len(file.path.encode(errors="replace")) > PATH_BYTES_MAX
-        or _SURROGATE.search(file.path)
+        or SURROGATE.search(file.path)
     ):
         raise BadManifest(f"{file.path!r} is not a path inside the artifact")
     if any(str(above) in paths for above in path.parents):

@@ -89,7 +89,7 @@ class _Server:
         while folders:
             inner, depth = folders.pop()
             answer = self._ask("-artifacts/artifacts", path=f"{root}/{inner}".rstrip("/"))
-            for entry in answer.get("files", ()):
+            for entry in answer.get("files") or ():
                 path = f"{inner}/{self._word(entry, 'path')}".lstrip("/")
                 seen += 1
                 if seen > FILES_MAX or depth > DEPTH_MAX:
@@ -102,7 +102,7 @@ class _Server:
     def read(self, root: str, file: RemoteFile, offset: int) -> Iterator[bytes]:
         """The bytes of a file from an offset on, even if the server ignores ranges."""
         path = quote(f"{root}/{file.path}")
-        headers = {"range": f"bytes={offset}-"} if offset else {}
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
         try:
             with self._client.stream("GET", f"{API}-artifacts/artifacts/{path}", headers=headers) as answer:
                 if answer.status_code not in (200, 206):

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from forebay.core.registry.manifest import SURROGATE
 from forebay.registry.sources import Progress, SourceError, exclusive
 
 FILES_MAX = 100_000
@@ -66,7 +67,8 @@ def _check(name: str, files: Sequence[RemoteFile]) -> None:
         raise SourceError(f"{name}: has {len(files)} files, more than {FILES_MAX}; name a subfolder")
     for file in files:
         path = PurePosixPath(file.path)
-        if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != file.path:
+        unusual = "\0" in file.path or SURROGATE.search(file.path) is not None
+        if unusual or path.is_absolute() or not path.parts or ".." in path.parts or str(path) != file.path:
             raise SourceError(f"{name}: {file.path!r} is not a valid path")
 
 
