@@ -126,6 +126,19 @@ def spoil(folder: Path) -> None:
         each.write_bytes(b"damaged")
 
 
+def test_linked_folders_belong_to_the_artifact(registry: Registry, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "merges.txt").write_text("a b")
+    (model / "linked").symlink_to(tmp_path / "shared")
+    listed = registry.add(WHAT, model, ANN, quiet)
+    _, path = registry.open("chat", listed.revision.id, quiet)
+    assert contents(path) == {**contents(model), "linked/merges.txt": b"a b"}
+    assert [file.path for file in describe(model, quiet).files if "linked" in file.path] == ["linked/merges.txt"]
+    (tmp_path / "shared" / "up").symlink_to(model)
+    with pytest.raises(RegistryError, match=r"Too many levels of symbolic links: .*linked/up"):
+        registry.add(WHAT, model, ANN, quiet)
+
+
 def test_registering_a_damaged_artifact_again_repairs_it(registry: Registry, model: Path, tmp_path: Path) -> None:
     listed = registry.add(WHAT, model, ANN, quiet)
     spoil(tmp_path / "registry" / "trees")

@@ -125,10 +125,24 @@ def tell(progress: Progress, stage: str, before: int, total: int, done: int) -> 
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """All files of a folder by their relative paths; a single file by its name."""
+    """All files of a folder by their relative paths, also in linked folders; a single file by its name.
+
+    Raises OSError, also for a folder that is linked into itself.
+    """
     if path.is_file():
         return {path.name: path}
-    return {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
+    return {each.relative_to(path).as_posix(): each for each in _below(path)}
+
+
+def _below(folder: Path, inside: tuple[Path, ...] = ()) -> Iterator[Path]:
+    real = folder.resolve()
+    if real in inside:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _below(each, (*inside, real))
+        elif each.is_file():
+            yield each
 
 
 def describe(path: Path, progress: Progress) -> Manifest:
