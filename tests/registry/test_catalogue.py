@@ -202,6 +202,9 @@ def test_alias_points_to_one_revision_at_a_time(registry: Registry, model: Path)
     assert registry.show("chat", first).aliases == ()
     with pytest.raises(RegistryError, match="cannot be an alias"):
         registry.set_alias("chat", first, second, ANN)
+    assert registry.set_alias("chat", "a" * 64, first, ANN).aliases == ("a" * 64,)
+    with pytest.raises(RegistryError, match="an alias has at most 64 characters"):  # as PostgreSQL would say
+        registry.set_alias("chat", "a" * 65, first, ANN)
     with pytest.raises(RegistryError, match=rf"no such revision; there is: .*{first}"):
         registry.set_alias("chat", "stable", "r-none", ANN)
 

@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -182,3 +183,23 @@ def test_store_reconnects_to_a_restarted_server(postgres: Postgres) -> None:
 def test_head_is_the_last_revision() -> None:
     assert REVISIONS[-1] == HEAD
     assert sorted(REVISIONS) == list(REVISIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_database_of_another_encoding_is_used_as_far_as_it_can_be(postgres: Postgres, encoding: str) -> None:
+    with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
+        created = (
+            f"CREATE DATABASE \"{encoding}\" ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        )
+        connection.execute(created.encode())
+    open_store(postgres.url(encoding)).close()
+    store = open_store(postgres.url(encoding))
+    with store.write() as connection:
+        events.append(connection, at=1.0, actor="ann", kind="k", subject="s", why="größer")
+    with store.read() as connection:
+        assert [each.why for each in events.since(connection)] == ["größer"]
+    if encoding == "LATIN1":
+        with pytest.raises(StoreError, match="has no equivalent"), store.write() as connection:
+            events.append(connection, at=1.0, actor="ann", kind="k", subject="s", why="😀")
+    store.close()

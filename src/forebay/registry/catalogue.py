@@ -40,6 +40,7 @@ from forebay.store import events
 from forebay.store.database import Store
 from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
 
+ALIAS_CHARS_MAX: Final = 64
 SIGNATURES_MAX: Final = 100
 """Per artifact: all of them are verified whenever it is read."""
 
@@ -240,6 +241,8 @@ class Registry:
         with self._store.write() as connection:
             listed = self._listed(connection, model, proved.resolve(connection, model, name))
             id, now = listed.revision.id, wall_s()
+            if len(alias) > ALIAS_CHARS_MAX:
+                raise RegistryError(f"{model}@{alias}: an alias has at most {ALIAS_CHARS_MAX} characters")
             if REVISION_ID.fullmatch(alias):  # also of one that may be registered later
                 raise RegistryError(f"{model}@{alias}: has the form of a revision's id, and cannot be an alias")
             before = proved.resolve(connection, model, alias)

@@ -109,6 +109,7 @@ def _reach_postgres(address: URL) -> Engine:
             pool_pre_ping=True,
             pool_timeout=CONNECT_TIMEOUT_S,
             connect_args={
+                "client_encoding": "utf8",  # whatever the database's is: with SQL_ASCII, texts would be bytes
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "tcp_user_timeout": LOST_S * 1000,
                 "keepalives_idle": LOST_S // 2,
