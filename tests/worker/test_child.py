@@ -1,6 +1,11 @@
 """The child's loop around an engine, over a real socket pair."""
 
+import fcntl
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +24,19 @@ from forebay.engines.protocol import (
     Work,
 )
 from forebay.wire.frames import FrameReader
-from forebay.worker.channel import Cancel, Ping, Pong, Progress, Stop, ToChild, ToWorker, decode_to_worker, encode
+from forebay.worker.channel import (
+    Cancel,
+    Configure,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Stop,
+    ToChild,
+    ToWorker,
+    decode_to_worker,
+    encode,
+)
 from forebay.worker.child import Pipe, serve
 
 
@@ -159,3 +176,21 @@ def test_an_exception_in_a_step_ends_the_loop() -> None:
         parent.ended()
         with pytest.raises(RuntimeError, match="poisoned"):
             raise parent.error or AssertionError
+
+
+@pytest.mark.slow
+def test_the_child_of_a_worker_with_many_open_files_gets_its_messages() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    ours, theirs = socket.socketpair()
+    high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 1024)  # more than select() takes
+    theirs.close()
+    command = [sys.executable, "-m", "forebay.worker.child", str(high), str(os.getpid())]
+    with ours, subprocess.Popen(command, pass_fds=(high,)) as child:
+        os.close(high)
+        ours.settimeout(60)
+        ours.sendall(encode([Configure("synthetic", "", {})]))
+        (payload,) = FrameReader().feed(ours.recv(65_536))
+        assert isinstance(decode_to_worker(payload)[0], Ready)
+        ours.sendall(encode([Stop()]))
+        assert child.wait(60) == 0

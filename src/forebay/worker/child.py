@@ -117,6 +117,12 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit("the worker is gone")
 
 
+def _channel(descriptor: int) -> socket.socket:
+    """The worker's socket under a low number: a worker with many connections has high ones, which `select` rejects."""
+    with socket.socket(fileno=descriptor) as given:
+        return given.dup()
+
+
 def _run(pipe: Pipe) -> int:
     first = pipe.receive(None)
     while not first:
@@ -146,7 +152,7 @@ def main() -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(int(sys.argv[2]))
-    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    pipe = Pipe(_channel(int(sys.argv[1])))
     try:
         status = _run(pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
