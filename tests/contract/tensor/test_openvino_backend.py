@@ -12,6 +12,7 @@ from tests.contract.tensor.test_onnx_backend import weighted
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind
+from forebay.engines.tensor.arrays import DTYPES
 from forebay.engines.tensor.protocol import BackendFailed
 
 FP32 = config("openvino", Datatype.FP32, "identity")
@@ -71,12 +72,14 @@ def test_a_fixed_batch_size_is_kept_unless_configured_otherwise(changed: dict[st
     backend.close()
 
 
-@pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
-def test_int64_values_beyond_32_bits_are_rejected(number: int, tmp_path: Path) -> None:
-    build("openvino", "identity", Datatype.INT64, tmp_path)
-    backend, _ = load(config("openvino", Datatype.INT64, "identity"), tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "number"), [(Datatype.INT64, 2**31), (Datatype.INT64, -(2**31) - 1), (Datatype.UINT64, 2**31)]
+)
+def test_values_of_64_bits_beyond_32_bits_are_rejected(kind: Datatype, number: int, tmp_path: Path) -> None:
+    build("openvino", "identity", kind, tmp_path)
+    backend, _ = load(config("openvino", kind, "identity"), tmp_path)
 
-    (response,) = run(backend, [ask({"X": np.array([[0, 1, 2, number]])})])
+    (response,) = run(backend, [ask({"X": np.array([[0, 1, 2, number]], DTYPES[kind])})])
 
     assert response.error == "input 'X' holds numbers beyond 32 bits, with which OpenVINO computes on a CPU"
     backend.close()
@@ -91,6 +94,19 @@ def test_strings_that_would_be_altered_are_rejected(word: bytes, text: str, tmp_
 
     assert text in response.error
     assert response.kind is Kind.INVALID_ARGUMENT
+    backend.close()
+
+
+def test_strings_that_padding_would_blow_up_are_rejected(tmp_path: Path) -> None:
+    build("openvino", "identity", Datatype.BYTES, tmp_path)
+    backend, _ = load(config("openvino", Datatype.BYTES, "identity"), tmp_path)
+    uneven = np.array([[b"x" * (1 << 20), b"", b"", b""], *[[b""] * 4] * 100], object)
+
+    large, small = run(backend, [ask({"X": uneven}), ask({"X": np.array([[b"a"] * 4], object)})])
+
+    assert "padded to the longest" in large.error
+    assert large.kind is Kind.INVALID_ARGUMENT
+    assert small.outputs["Y"].tolist() == [[b"a"] * 4]
     backend.close()
 
 

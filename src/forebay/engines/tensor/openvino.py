@@ -49,7 +49,12 @@ ELEMENT_TYPES: Final = {
 COUNTS: Final = ("INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS")
 """Integer parameters of Triton's OpenVINO backend that are passed on unchanged."""
 INT32: Final = np.iinfo(np.int32)
-"""The CPU plugin computes INT64 with 32 bits (and FP64 as FP32): larger numbers would be truncated silently."""
+"""The CPU plugin computes INT64 and UINT64 with 32 bits (and FP64 as FP32): larger numbers would be truncated
+silently."""
+LONG: Final = (DTYPES[Datatype.INT64], DTYPES[Datatype.UINT64])
+CHAR_BYTES: Final = 4
+PADDED_BYTES_MAX: Final = 1 << 30
+"""Strings reach OpenVINO in an array in which each takes the space of the longest, `CHAR_BYTES` per character."""
 
 
 class OpenVinoBackend:
@@ -114,12 +119,18 @@ class OpenVinoBackend:
         """
         if array.dtype.hasobject:
             text = as_text(array, name)
-            if any(each.endswith("\0") for each in text.ravel().tolist()):
+            flat = text.ravel().tolist()
+            if any(each.endswith("\0") for each in flat):
                 raise BadInput(f"input '{name}' holds a string that ends in a zero byte, which OpenVINO would drop")
+            if CHAR_BYTES * len(flat) * max(map(len, flat), default=0) > PADDED_BYTES_MAX:
+                raise BadInput(
+                    f"input '{name}' holds strings of too different lengths: padded to the longest, as OpenVINO gets "
+                    f"them, they take more than {PADDED_BYTES_MAX} bytes"
+                )
             return openvino.Tensor(text.astype(np.str_))
         if name in self._bf16:
             return openvino.Tensor(array, openvino.Shape(array.shape), openvino.Type.bf16)
-        long = self._cuts and array.dtype == DTYPES[Datatype.INT64] and array.size > 0
+        long = self._cuts and array.dtype in LONG and array.size > 0
         if long and (array.max() > INT32.max or array.min() < INT32.min):
             raise BadInput(f"input '{name}' holds numbers beyond 32 bits, with which OpenVINO computes on a CPU")
         return openvino.Tensor(array, shared_memory=array.flags.writeable)
