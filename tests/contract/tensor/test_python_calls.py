@@ -243,6 +243,23 @@ def test_async_requests_share_one_event_loop(load: Load) -> None:
     assert sorted(value(response)[0] for _, response, _ in emitted.responses) == [1, 2]  # type: ignore[index]
 
 
+def test_a_cancelled_task_in_execute_is_an_error(load: Load) -> None:
+    backend = load("""
+        async def execute(self, requests):
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await task
+    """)
+
+    _, emitted = answers(backend, asked())
+    ended(emitted, 1)
+
+    ((response, final),) = emitted.of(0)
+    assert response is not None
+    assert "message: CancelledError" in response.error
+    assert final
+
+
 def test_model_sees_request_cancellation(load: Load) -> None:
     gone = threading.Event()
     backend = load(

@@ -233,13 +233,13 @@ class _InvalidReturn(Exception):  # noqa: N818 - never leaves this file
 
 
 class _LoopExit(Exception):  # noqa: N818 - never leaves this file
-    """Wraps, as its cause, an exception of a coroutine that would also have ended the event loop."""
+    """Wraps, as its cause, an exception of a coroutine that would not just be that of its future."""
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, object]) -> object:
     try:
         return await coroutine
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
         raise _LoopExit from error
 
 
