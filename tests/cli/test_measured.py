@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from forebay.cli.measured import gateway, page
+from forebay.cli.measured.tables import figure
 
 MACHINE = {"cpus": 2, "kernel": "6", "python": "3.11"}
 
@@ -11,6 +14,13 @@ MACHINE = {"cpus": 2, "kernel": "6", "python": "3.11"}
 def write(path: Path, document: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0"), (1.2345, "1.23"), (999.4, "999"), (999.7, "1,000"), (1234.5, "1,234")]
+)
+def test_figures_have_three_digits_or_are_whole(value: float, shown: str) -> None:
+    assert figure(value) == shown
 
 
 def test_measurements_become_tables_and_missing_ones_are_stated(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class Table(NamedTuple):
 
 def figure(value: float) -> str:
     """Three significant digits, or all digits of a large number's integer part."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:,.3g}"  # `g` would round that to 1e+03
 
 
 def machine(described: Mapping[str, int | str], rounds: int, beside: str = "") -> str:
