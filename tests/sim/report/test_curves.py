@@ -49,6 +49,16 @@ def test_thinned_fleet_sizes_keep_the_maximum_of_each_interval() -> None:
     assert {count for _, count in points[:-1]} == {7.0}
 
 
+def test_thinned_fleet_sizes_count_from_their_change_to_the_next() -> None:
+    outcome = outcome_of([0.4])
+    many = [Size(at / 100, 1, 1, 1) for at in range(SIZES_MAX)]
+    outcome.lasted_s, outcome.sizes = float(SIZES_MAX), [*many, Size(10.5, 9, 9, 9), Size(20.5, 2, 2, 2)]
+
+    counts = [count for _, count in curves(outcome, SLO).replicas]
+
+    assert counts == [1.0] * 10 + [9.0] * 11 + [2.0] * (SIZES_MAX - 21) + [2.0]
+
+
 def test_replica_curves_are_sorted_by_work() -> None:
     assert curves(outcome_of([0.4]), SLO).computed == (800, 200)
 

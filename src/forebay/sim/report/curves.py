@@ -1,5 +1,7 @@
 """Condensed results of a replay: distributions and time series instead of every request."""
 
+from itertools import pairwise
+from math import ceil
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -57,11 +59,11 @@ def _sizes(outcome: Outcome) -> Points:
     points = [(size.at_s, float(size.there)) for size in outcome.sizes]
     if len(points) > SIZES_MAX:
         stretch_s = outcome.lasted_s / SIZES_MAX
-        most: dict[int, float] = {}
-        for at_s, count in points:
-            place = int(at_s / stretch_s)
-            most[place] = max(most.get(place, 0.0), count)
-        points = [(place * stretch_s, count) for place, count in most.items()]
+        most = [0.0] * SIZES_MAX
+        for (at_s, count), (until_s, _) in pairwise([*points, (outcome.lasted_s, 0.0)]):
+            for place in range(int(at_s / stretch_s), min(ceil(until_s / stretch_s), SIZES_MAX)):
+                most[place] = max(most[place], count)
+        points = [(place * stretch_s, count) for place, count in enumerate(most)]
     return (*points, (outcome.lasted_s, points[-1][1])) if points else ()
 
 
