@@ -43,6 +43,7 @@ BROAD_HANDLERS = {
     "src/forebay/modelserver/rpc/inferring.py": "a mistake with one answer must not stop those who call back",
     "src/forebay/modelserver/rpc/streaming.py": "a mistake with one answer must not stop those who call back",
     "src/forebay/modelserver/tasks/endpoint.py": "a mistake with one answer must not stop those who call back",
+    "src/forebay/modelserver/telemetry/gpus.py": "a driver's library may raise anything, and only metrics need it",
     "src/forebay/net/client/call.py": "a mistake in who waits for one answer must not end the others",
     "src/forebay/net/client/upstream.py": "a mistake in who waits for one answer must not end that of others",
     "src/forebay/net/connection.py": "a mistake in a handler costs one answer, not the connection",

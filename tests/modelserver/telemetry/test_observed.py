@@ -369,15 +369,16 @@ def test_metrics_have_triton_names_and_forebay_names() -> None:
 
 
 class Devices:
-    """A GPU with a slice, and one that has gone; silent after its last reading."""
+    """A GPU with a slice, and one that has gone; fails after its last reading."""
 
-    def __init__(self, energies_j: list[float | None]) -> None:
+    def __init__(self, energies_j: list[float | None], end: Exception | None = None) -> None:
         self.energies_j = energies_j
+        self.end = end or DevicesUnknown("the driver is gone")
         self.closed = False
 
     def readings(self) -> tuple[DeviceReading, ...]:
         if not self.energies_j:
-            raise DevicesUnknown("the driver is gone")
+            raise self.end
         whole = DeviceReading("GPU-a", memory_bytes=80, memory_used_bytes=8, duty=0.5, power_w=300.0)
         return (
             replace(whole, energy_j=self.energies_j.pop(0)),
@@ -392,15 +393,19 @@ class Devices:
         self.closed = True
 
 
-def test_gpu_metrics_end_when_the_driver_is_gone() -> None:
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [(None, "the driver is gone"), (ValueError("not a name"), "ValueError: not a name")],
+)
+def test_gpu_metrics_end_when_the_driver_fails(end: Exception | None, why: str) -> None:
     async def main() -> None:
         models, _, _, latencies = observed_models(TimedModels())
-        metrics, devices = ServerMetrics(models, latencies), Devices([1000.0, 1250.0])
+        metrics, devices = ServerMetrics(models, latencies), Devices([1000.0, 1250.0], end)
         metrics.gpus = Gpus(devices, 0.0, structlog.get_logger())
         with structlog.testing.capture_logs() as logs:
             await metrics.gpus.run()
         assert (gpu_lines(metrics), devices.closed) == ([], True)
-        assert logs == [{"event": "no metrics of GPUs", "why": "the driver is gone", "log_level": "warning"}]
+        assert logs == [{"event": "no metrics of GPUs", "why": why, "log_level": "warning"}]
 
     run(main())
 

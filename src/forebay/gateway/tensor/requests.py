@@ -48,7 +48,6 @@ PACKED: Final = (b"inference-header-content-length", b"content-encoding")
 """Headers of bodies that are not, or not only, text."""
 FORM: Final = b"multipart/form-data"
 SEQUENCE: Final = b'"sequence_id"'
-NAME_CHARS_MAX: Final = 1024
 NOTHING: Final = msgspec.Raw()
 
 

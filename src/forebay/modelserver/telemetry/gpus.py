@@ -38,10 +38,15 @@ class Gpus:
                 await self.look_now()
                 await asyncio.sleep(self._every_s)
         except DevicesUnknown as error:
-            self._readings = ()
-            self._log.warning("no metrics of GPUs", why=str(error))
+            self._give_up(str(error))
+        except Exception as mistake:  # supervisor: a driver's library may raise anything, and must not end the server
+            self._give_up(f"{type(mistake).__name__}: {mistake}")
         finally:
             self._source.close()
+
+    def _give_up(self, why: str) -> None:
+        self._readings = ()
+        self._log.warning("no metrics of GPUs", why=why)
 
     async def look_now(self) -> None:
         """Read from the driver. Raises `DevicesUnknown`."""
