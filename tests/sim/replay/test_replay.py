@@ -15,9 +15,10 @@ from forebay.sim.load.made import hot_prefix
 from forebay.sim.load.named import workload
 from forebay.sim.load.traces.lines import TOKENS_MAX
 from forebay.sim.load.values import Arrival, Workload
+from forebay.sim.loop import run
 from forebay.sim.replay.cluster import SimCluster
 from forebay.sim.replay.outcome import Outcome, Slo, summary
-from forebay.sim.replay.run import replay
+from forebay.sim.replay.run import _Replay, _Wires, replay
 
 SLO = Slo(5.0, 0.1)
 SHORT = SimCluster(replicas=2)
@@ -111,6 +112,22 @@ def test_replay_progress_is_reported_and_monotonic() -> None:
 
     assert told
     assert told == sorted(told)
+
+
+def test_pauses_between_requests_add_no_timers() -> None:
+    polled_at: Counter[float] = Counter()
+
+    class Counting(_Replay):
+        def _poll(self) -> None:
+            polled_at[self._loop.time()] += 1
+            super()._poll()
+
+    sparse = Workload("sparse", [Arrival(0.4 * at, 64, 8) for at in range(100)])
+    cluster, wires = SimCluster(replicas=1, report_every_s=5.0), _Wires()
+    run(Counting(sparse, cluster, "cpr", 0, None).run(wires, lambda _: None), seconds_max=math.inf, network=wires)
+
+    assert polled_at
+    assert set(polled_at.values()) == {1}
 
 
 def test_slower_replica_gets_less_traffic_from_forebay() -> None:

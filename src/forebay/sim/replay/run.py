@@ -96,7 +96,8 @@ class _Replay:
         self._next = 0
         self._open = 0
         self._outcome = Outcome(len(workload.arrivals))
-        self._watching = False
+        self._watching: set[Callable[[], None]] = set()
+        """The timers that run."""
 
     async def run(self, wires: _Wires, progress: Callable[[int], None]) -> Outcome:
         self._loop = loop = asyncio.get_running_loop()
@@ -219,11 +220,10 @@ class _Replay:
 
     def _watch(self) -> None:
         """Run the gateways' timers while requests are open."""
-        if self._watching:
-            return
-        self._watching = True
-        self._every(TICK_S, self._tick)
-        self._every(self._cluster.report_every_s, self._poll)
+        for period_s, do in ((TICK_S, self._tick), (self._cluster.report_every_s, self._poll)):
+            if do not in self._watching:
+                self._watching.add(do)
+                self._every(period_s, do)
 
     def _every(self, period_s: float, do: Callable[[], None]) -> None:
         """Call `do` at multiples of a period while requests are open."""
@@ -236,7 +236,7 @@ class _Replay:
             turn += 1  # multiples, as repeated addition would drift
             self._loop.call_at(turn * period_s, self._again, turn, period_s, do)
         else:
-            self._watching = False
+            self._watching.remove(do)
 
     def _look(self, changing: Changing, turn: int) -> None:
         if not self._over.done():
