@@ -403,6 +403,16 @@ def test_call_with_a_duplicate_input_is_rejected(load: Load) -> None:
     assert other.calls == []
 
 
+def test_a_call_that_may_not_have_several_responses_is_cancelled_at_the_second(load: Load) -> None:
+    other = Other(Response({"Z": ONE}), Response({"Z": ONE}), Response())
+    backend = load(BLS.format(prefix="", body="return [request.exec()]"), CONFIG, call=other)
+
+    (response,), _ = answers(backend, asked())
+
+    assert "Model other is using the decoupled." in str(value(response))
+    assert other.withdrawn == 1
+
+
 @pytest.mark.parametrize(
     ("responses", "text", "code"),
     [

@@ -300,6 +300,7 @@ class ResponseIterator:
         if not self._ended:
             extra = self._next()
             if not self._ended or extra.output_tensors():
+                self.cancel()
                 text = (
                     f"Model {self._model} is using the decoupled. The current BLS request call doesn't support "
                     "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the "
