@@ -118,7 +118,7 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 def _channel(descriptor: int) -> socket.socket:
-    """The worker's socket under a low number: a worker with many connections has high ones, which `select` rejects."""
+    """The worker's socket under a low number: with many connections it has a high one, which `select` rejects."""
     with socket.socket(fileno=descriptor) as given:
         return given.dup()
 
