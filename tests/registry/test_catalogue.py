@@ -17,7 +17,7 @@ from forebay.core.model import Task
 from forebay.core.registry.approval import ApprovalRules, ApprovalState, Role, Step
 from forebay.core.revision import revision_id
 from forebay.registry.artifacts import describe
-from forebay.registry.catalogue import Actor, Description, Registry
+from forebay.registry.catalogue import SIGNATURES_MAX, Actor, Description, Registry
 from forebay.registry.proved import RegistryError, Tampered, signed_message
 from forebay.registry.sealing import KeyFile
 from forebay.registry.signing import Proof, own_signer
@@ -365,6 +365,21 @@ def test_publishers_setting_requires_one_of_their_signatures(tmp_path: Path, mod
                 with pytest.raises(Tampered, match="a signature was changed"):
                     registry.open("chat", id, quiet)
                 assert any("a signature was changed" in each for each in registry.verify(quiet))
+
+
+def test_signatures_of_others_leave_room_for_those_of_publishers(tmp_path: Path, model: Path) -> None:
+    ours = own_signer(tmp_path / "ours.pem")
+    registry = make(tmp_path, ApprovalRules(), (ours.public,))
+    listed = registry.add(WHAT, model, ANN, quiet)
+    message = signed_message(listed.revision.artifact)
+    proofs = [own_signer(tmp_path / f"{number}.pem").prove(message) for number in range(SIGNATURES_MAX + 1)]
+    made = [{"public": each.public, "signature": each.signature, "by": "ann", "at": 0.0} for each in proofs]
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute("UPDATE artifacts SET signatures = ?", (json.dumps(made[:SIGNATURES_MAX]),))
+    with pytest.raises(RegistryError, match="has 100 signatures, the most allowed"):
+        registry.sign("chat", listed.revision.id, proofs[-1], ANN)
+    registry.sign("chat", listed.revision.id, ours.prove(message), BOB)
+    registry.open("chat", listed.revision.id, quiet)
 
 
 def test_approval_signed_by_another_registry_is_rejected(tmp_path: Path, model: Path) -> None:

@@ -42,7 +42,7 @@ from forebay.store.schema import ALIASES, APPROVALS, ARTIFACTS, REVISIONS
 
 ALIAS_CHARS_MAX: Final = 64
 SIGNATURES_MAX: Final = 100
-"""Per artifact: all of them are verified whenever it is read."""
+"""Per artifact, besides those of publishers: all of them are verified whenever it is read."""
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -291,7 +291,7 @@ class Registry:
         revision = listed.revision
         if new.public in listed.signed_by:
             return listed
-        if len(listed.signed_by) >= SIGNATURES_MAX:
+        if len(listed.signed_by) >= SIGNATURES_MAX and new.public not in self._publishers:
             raise RegistryError(f"{revision.name}: its artifact has {SIGNATURES_MAX} signatures, the most allowed")
         manifest = proved.manifest(connection, revision.artifact, revision.manifest)
         both = (*proved.signatures(connection, manifest), new)
