@@ -117,7 +117,11 @@ class Registry:
                 known = (REVISIONS.c.model == what.model) & (REVISIONS.c.id == id)
                 if not connection.execute(select(REVISIONS.c.id).where(known)).all():
                     self._write(connection, id, what, manifest, by)
-                return self._listed(connection, what.model, id)
+                listed = self._listed(connection, what.model, id)
+                its, wanted = listed.revision, (manifest.digest, what.engine, dict(what.settings))
+                if (its.artifact, its.engine, dict(its.settings)) != wanted:
+                    raise RegistryError(f"{its.name}: is another artifact or has other settings, but the same id")
+                return listed
 
     def lacking(self, manifest: Manifest) -> tuple[Lacking, ...]:
         """The contents of an artifact to be uploaded. Raises `SourceError` if there is no room for them."""
