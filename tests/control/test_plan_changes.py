@@ -17,6 +17,17 @@ from forebay.core.reconcile import Rules
 READY = ReplicaState.READY
 
 
+class Losing:
+    """Leads when a round begins, and no longer when it is asked again."""
+
+    asked = 0
+    status = None
+
+    def why_not(self) -> str:
+        self.asked += 1
+        return "" if self.asked % 2 else "another control leads"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
@@ -120,5 +131,21 @@ def test_changed_leases_apply_from_the_next_round(folder: Path) -> None:
             path = Places(folder).leases
             rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
             await rig.until(path.exists)
+
+    run(test)
+
+
+def test_control_that_loses_the_lead_while_it_looks_grants_no_leases(folder: Path) -> None:
+    async def test() -> None:
+        async with controlled(folder, wanted(folder, 1)) as rig:
+            await rig.until(complete(rig))
+            path = Places(folder).leases
+            rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
+            await rig.until(path.exists)
+            rig.control.leading = losing = Losing()
+            await rig.until(lambda: losing.asked >= 2)
+            granted = path.stat().st_mtime_ns
+            await rig.until(lambda: losing.asked >= 8)
+            assert path.stat().st_mtime_ns == granted
 
     run(test)

@@ -372,6 +372,8 @@ class Controller:
         if leases is None:
             return
         demands = await self._prober.demands(units)
+        if self._why_not():
+            return  # another control leads meanwhile, and may have granted leases
         try:
             leases.renew(demands, asyncio.get_running_loop().time(), wall_s())
         except OSError as error:
