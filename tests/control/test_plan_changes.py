@@ -1,6 +1,7 @@
 """A new plan for a running control: what is kept, how units are replaced, what is published."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,24 +125,28 @@ def test_removed_model_drains_and_leaves_snapshot_and_metrics(folder: Path) -> N
     run(test)
 
 
+@asynccontextmanager
+async def lending(folder: Path) -> AsyncIterator[tuple[Rig, Path]]:
+    """A control that begins to grant leases, and their file, once it is there."""
+    async with controlled(folder, wanted(folder, 1)) as rig:
+        await rig.until(complete(rig))
+        path = Places(folder).leases
+        rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
+        await rig.until(path.exists)
+        yield rig, path
+
+
 def test_changed_leases_apply_from_the_next_round(folder: Path) -> None:
     async def test() -> None:
-        async with controlled(folder, wanted(folder, 1)) as rig:
-            await rig.until(complete(rig))
-            path = Places(folder).leases
-            rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
-            await rig.until(path.exists)
+        async with lending(folder) as (_, path):
+            assert path.exists()
 
     run(test)
 
 
 def test_control_that_loses_the_lead_while_it_looks_grants_no_leases(folder: Path) -> None:
     async def test() -> None:
-        async with controlled(folder, wanted(folder, 1)) as rig:
-            await rig.until(complete(rig))
-            path = Places(folder).leases
-            rig.control.take_over(wanted(folder, 1), Leases(path, {}, ["gateway-0"]))
-            await rig.until(path.exists)
+        async with lending(folder) as (rig, path):
             rig.control.leading = losing = Losing()
             await rig.until(lambda: losing.asked >= 2)
             granted = path.stat().st_mtime_ns
