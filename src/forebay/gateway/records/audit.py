@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from forebay.core.tenancy import without_keys
 from forebay.gateway.records.facts import Facts
 from forebay.gateway.records.saved import (
+    HEAD,
     SavedHead,
     counted_to,
     heads_beside,
@@ -219,7 +220,7 @@ class AuditLog:
         self._series.close()
 
     def _save(self, head: SavedHead) -> None:
-        if head != self._saved:
+        if head != self._saved or not (self._folder / HEAD).exists():
             save_head(self._folder, head)
             self._saved = head
 

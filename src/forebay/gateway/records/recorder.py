@@ -134,7 +134,7 @@ class Recorder:
 
     def flush(self, now: float) -> None:
         """Write the buffered records. `now`: seconds of a monotonic clock."""
-        if self._to_start and not self.start():
+        if not self._ready():
             return
         self._write()
         if now < self._checkpoint_at:
@@ -148,7 +148,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write everything that can be written, and release the folder."""
-        if not self._to_start or self.start():
+        if self._ready():
             self._write()
             self._checkpoint()
         for part in (self._decisions, self._audit):
@@ -157,6 +157,18 @@ class Recorder:
         if self._own is not None:
             self._own.close()
             self._own = None
+
+    def _ready(self) -> bool:
+        """Start if that is still to be done, and make the folder again if someone has removed it."""
+        if self._to_start or self._own is None:
+            return self.start()
+        try:
+            self._own.keep()
+        except OSError as error:
+            self._tell("folder", error)
+            return False
+        self._tell("folder", None)
+        return True
 
     def _note(self, facts: Facts) -> None:
         if self._decisions is not None:

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -70,6 +71,28 @@ def folders(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("*") if path.is_dir()) if root.is_dir() else []
 
 
+def _lock_in(folder: Path) -> int:
+    """The locked lock file of a folder, which is created if it is missing. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, MODE)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _is_gone(path: Path, opened: os.stat_result) -> bool:
+    """Whether an open file was removed, moved, or replaced by another one. If that is unknown, it was not."""
+    try:
+        return not os.path.samestat(os.stat(path), opened)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
 class OwnFolder:
     """A folder that only this process writes to while it runs: `GATEWAY`, `GATEWAY+1` and so on."""
 
@@ -77,16 +100,19 @@ class OwnFolder:
         """Acquire the first free one. Raises OSError."""
         for number in range(FOLDERS_MAX):
             self.path = root / (f"{gateway}+{number}" if number else gateway)
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, MODE)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = _lock_in(self.path)
                 return
-            except OSError as error:
-                os.close(self._lock)
-                if not isinstance(error, BlockingIOError):
-                    raise
+            except BlockingIOError:
+                pass
         raise OSError(errno.EBUSY, f"{FOLDERS_MAX} other processes write records of this gateway", str(root))
+
+    def keep(self) -> None:
+        """Make the folder again if someone has removed it. Raises OSError."""
+        if _is_gone(self.path / LOCK, os.fstat(self._lock)):
+            lock = _lock_in(self.path)
+            os.close(self._lock)
+            self._lock = lock
 
     def close(self) -> None:
         """Release the folder."""
@@ -108,6 +134,8 @@ class Series:
         self._open = open_file
         self._folder = Path()
         self._file: Sink | None = None
+        self._path = Path()
+        self._opened: os.stat_result | None = None
         self._size = 0
         self._cut = False
 
@@ -135,13 +163,19 @@ class Series:
 
     def write(self) -> None:
         """Write the buffered pieces. Raises OSError if some remain."""
+        if self.held and self._opened is not None and _is_gone(self._path, self._opened):
+            self.close()  # what is written to such a file is lost with it
+            self._size = 0
         while self.held:
             if self._size and not self._cut and self._size + len(self.held[0]) > self._bytes_max:
                 self.close()
                 self._size = 0
             if self._file is None:
                 number = self.number if self._size else self.number + 1
-                self._file = self._open(self._folder / f"{self._stem}-{number:08}{self._suffix}")
+                self._path = self._folder / f"{self._stem}-{number:08}{self._suffix}"
+                self._file = self._open(self._path)
+                with suppress(OSError):
+                    self._opened = os.stat(self._path)
                 self.number = number
             count = self._fitting()
             data = self.held[0] if count == 1 else b"".join(self.held[:count])
@@ -178,7 +212,7 @@ class Series:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+            self._file = self._opened = None
 
 
 class RecordLog:
