@@ -1,17 +1,22 @@
 """Keys and limits hold for tensors as for words; their tokens are counted by bytes."""
 
+import asyncio
 from pathlib import Path
+from typing import Final
 
 import msgspec
-from tests.gateway.rig import JSON, Worker, cluster, post
+import pytest
+from tests.gateway.rig import JSON, Worker, cluster, post, read_until
 from tests.gateway.tensor.test_tensor import BASE, INFER, echo
-from tests.net.rig import run
+from tests.net.rig import peer, run, until
 
 from forebay.core.model import RecordsSpec, TenancySpec
 from forebay.core.tenancy import ENTROPY_BYTES, Quota, Tenant, mint
 from forebay.net.server import Exchange
 from forebay.registry.keys import change_keys
 
+READ_S: Final = 1.0
+"""More than it takes to read a thousand words, by any estimate."""
 TENANT = Tenant("team", ("net",), limits=Quota(tokens_per_day=1500))
 KEY, RECORD = mint("team", bytes(ENTROPY_BYTES), now=0.0)
 BEARER = b"authorization: Bearer " + KEY.encode()
@@ -93,6 +98,35 @@ def test_requests_without_reported_tokens_are_billed_by_their_text(tmp_path: Pat
             assert (await front.ask(post(UPLOAD, b"/v1/audio/transcriptions", FORM))).status == 200
             assert await front.metric('forebay_prompt_tokens_total{model="net"}') == 0
             assert (await front.ask(post(WORDS, b"/v1/rerank"))).status == 200
+            assert 1200 < await front.metric('forebay_prompt_tokens_total{model="net"}') < 1300
+
+    run(main())
+
+
+@pytest.mark.parametrize(("path", "begun"), [(b"/v1/rerank", False), (INFER, False), (b"/v1/audio/speech", True)])
+def test_clients_that_leave_are_billed_the_text_that_a_model_server_has_read(
+    tmp_path: Path, path: bytes, begun: bool
+) -> None:
+    """Otherwise one that always leaves just before the end would be under no limit."""
+    text = msgspec.json.encode({"model": "net", "query": "word " * 1000, "input": "", "documents": []})
+
+    def answer(exchange: Exchange) -> None:
+        if begun:
+            exchange.start(200, [(b"content-type", b"audio/wav"), (b"transfer-encoding", b"chunked")], b"first part")
+
+    async def main() -> None:
+        name = "net-0"
+        server = Worker(answer, name, "net")
+        async with cluster(tmp_path, server, base=BASE) as front:
+            async with peer(front.port) as client:
+                client.send(post(text, path))
+                await until(lambda: bool(server.requests))
+                if begun:
+                    await read_until(client, b"first part")
+                enough_at = asyncio.get_running_loop().time() + READ_S
+                await until(lambda: asyncio.get_running_loop().time() > enough_at)
+            await until(lambda: bool(front.lines()))
+            assert front.lines()[-1]["code"] == "client_closed"
             assert 1200 < await front.metric('forebay_prompt_tokens_total{model="net"}') < 1300
 
     run(main())

@@ -27,8 +27,9 @@ def estimate_usage(relay: "Relay", code: str, now: float) -> Used | None:
     if code not in LEFT or relay.first_at or relay.reported is not None or link is None or relay not in link.attempts:
         return None
     endpoint, answering_s = ENDPOINTS.get(relay.path.encode()), _answering_s(relay, now)
-    prompt = relay.begun[0] or lengths.tokens(relay.prompt_bytes)
-    if endpoint is None or not endpoint.runs or relay.refused or (answering_s < 0.0 and not relay.begun[0]):
+    runs = endpoint.runs if endpoint is not None else relay.exchange.method == b"POST"  # paths of model servers
+    prompt = relay.begun[0] or lengths.tokens(relay.text_bytes if relay.plain else relay.prompt_bytes)
+    if not runs or relay.refused or (answering_s < 0.0 and not relay.begun[0]):
         return None
     completion = 0
     if relay.served.routes.task is _CHAT and not relay.streams:  # a stream delivers its tokens as they come

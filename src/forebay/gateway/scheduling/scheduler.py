@@ -20,6 +20,7 @@ from forebay.gateway.records import entries
 from forebay.gateway.records.estimates import estimate_usage
 from forebay.gateway.records.facts import Used, used
 from forebay.gateway.requests.relay import Relay
+from forebay.gateway.requests.state import BYTES
 from forebay.gateway.rollout.arms import choose_by_arm, kind_of, report, sent
 from forebay.gateway.rollout.reporting import Observations
 from forebay.gateway.scheduling.choosing import choose_replica
@@ -291,9 +292,9 @@ class Scheduler:
         estimate = served.lengths.tokens(relay.prompt_bytes)
         spent = estimate_usage(relay, code, now) or used(relay.reported, relay.begun, relay.events, estimate)
         work = spent.prompt + spent.completion
+        if relay.plain and relay.reported is None and (code == OK or relay.mode == BYTES):
+            spent = Used(served.lengths.tokens(relay.text_bytes), 0, 0, estimated=True)
         if code == OK:
-            if relay.plain and relay.reported is None:
-                spent = Used(served.lengths.tokens(relay.text_bytes), 0, 0, estimated=True)
             work = work or (estimate if relay.plain else 0)  # without tokens, fair sharing goes by size
             learn(relay, now, estimate)
             outcome = _OK
