@@ -489,7 +489,7 @@ def test_a_clock_set_back_over_midnight_does_not_give_the_days_tokens_again() ->
     counts.begin_day(10, ends_at=NOON)
     got(counts.reserve("t", 100, False, 0.0))
     for day in (9, 10):
-        counts.begin_day(day, ends_at=NOON)
+        counts.begin_day(day, ends_at=NOON + 20.0 + (day - 10) * 86_400)
         assert no(counts.reserve("t", 1, False, 1.0)).code is Code.BUDGET_EXCEEDED
     counts.begin_day(2, ends_at=NOON)  # it was wrong by more than a moment: then the new word counts
     got(counts.reserve("t", 100, False, 2.0))

@@ -24,6 +24,9 @@ from forebay.core.tenancy.shares import (
 )
 
 SLOTS: Final = 61
+DAY_S: Final = 86_400
+SET_BACK_S_MAX: Final = 3600.0
+"""A clock that is set back by more, over midnight, had been set to the next day by mistake."""
 LACK_S: Final = 30.0
 """How long a rejected request is expected to be retried: longer than most clients' back-off."""
 _REQUESTS, _TOKENS, _STREAMS, _DAY_TOKENS = range(4)
@@ -274,8 +277,14 @@ class Limiter:
 
     def begin_day(self, day: int, ends_at: float) -> None:
         """Set the current day (counted from the epoch) and when, on the clock of `now`, it ends."""
+        if day == self.day - 1:
+            if ends_at + DAY_S - self._day_ends_at > SET_BACK_S_MAX:  # it was wrong before: what was used is of today
+                self.day, self._day_ends_at = day, ends_at
+            else:  # a clock set back over midnight must not grant the day's tokens twice
+                self._day_ends_at = ends_at + DAY_S
+            return
         self._day_ends_at = ends_at
-        if day in (self.day, self.day - 1):  # a clock set back over midnight must not grant the day's tokens twice
+        if day == self.day:
             return
         self.day = day
         for usage in self._usage.values():
