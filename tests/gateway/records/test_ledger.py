@@ -3,9 +3,10 @@
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.records.rig import DAY, NOON, facts, ledger_sums
+from tests.gateway.records.rig import DAY, NOON, facts, ledger_sums, started
 
 from forebay.core.model import RecordsSpec
 from forebay.gateway.account import TEMPLATE_TOKENS_MAX, UNREPORTED, begun
@@ -150,3 +151,22 @@ def test_altered_audit_line_is_not_counted_in_the_ledger(tmp_path: Path) -> None
 
     assert audit_line(path.read_bytes().splitlines()[0]) is not None
     assert sum(sums.requests for sums in usage(tmp_path, 0).values()) == 2
+
+
+@pytest.mark.parametrize("content", ["", "nonsense"])
+def test_usage_in_a_damaged_file_is_counted_again_from_the_audit_log(tmp_path: Path, content: str) -> None:
+    """As after a power failure, which leaves files empty that were written last."""
+    days = [NOON - DAY_S, NOON]
+    first = started(tmp_path)
+    for n, ts in enumerate(days * 3):
+        first.finished(facts(n, ts=ts))
+    first.close()
+    (tmp_path / "gateway-0" / f"usage-{day_text(DAY)}.json").write_text(content)
+    assert ledger_sums(tmp_path).requests == 6, "what `forebay usage` prints until a gateway starts"
+
+    for n in (6, 7):
+        again = started(tmp_path)
+        again.finished(facts(n))
+        again.close()
+        found = usage(tmp_path / "gateway-0", 0)
+        assert {day: sums.requests for (day, _), sums in found.items()} == {DAY - 1: 3, DAY: n - 2}

@@ -139,9 +139,9 @@ class Ledger:
     def start(self, folder: Path) -> None:
         """Add what an earlier process counted, and what its audit lines add to that. Raises OSError."""
         seq, found = read_position(folder), dict[tuple[int, Key], Sums]()
-        for late in _not_counted(folder, seq, {}):
+        for late in _not_counted(folder, seq, _days(folder)):
             found.setdefault((late.day, late.key), Sums()).add(late.sums)
-            seq = late.seq
+            seq = max(seq, late.seq)
         for (day, key), sums in found.items():
             rows = self._days.setdefault(day, {})
             (rows.get(key) or _new(rows, key)).add(sums)
@@ -177,6 +177,14 @@ class Ledger:
                 path.unlink(missing_ok=True)
 
 
+_NO_FILE: Final = Day()
+
+
+def _days(folder: Path) -> dict[int, Day]:
+    """The files of all days. Raises OSError."""
+    return {day: read_day(path) for day, path in day_files(folder)}
+
+
 class _Late(NamedTuple):
     """A request that no file has counted."""
 
@@ -187,12 +195,15 @@ class _Late(NamedTuple):
 
 
 def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[_Late]:
-    """Audit lines that the files of the days do not include; files of days not in `days` are read. Raises OSError."""
-    for line in lines_after(folder, position, REPLAY_FILES_MAX):
+    """Audit lines that the files of the days do not include; of a day whose file is damaged, all that there are.
+
+    Raises OSError.
+    """
+    damaged = any(content.seq < 0 for content in days.values())
+    for line in lines_after(folder, 0 if damaged else position, REPLAY_FILES_MAX):
         day = int(line.ts // DAY_S)
-        if day not in days:
-            days[day] = read_day(day_file(folder, day))
-        if line.seq > days[day].seq:
+        counted = days.get(day, _NO_FILE).seq
+        if line.seq > (counted if counted < 0 else max(counted, position)):
             tokens = (line.prompt_tokens, line.completion_tokens, line.cached_tokens)
             key = (line.tenant, line.model, OUTCOMES.get(line.code, OTHER))
             yield _Late(line.seq, day, key, Sums(1, *tokens, int(line.estimated)))
@@ -201,7 +212,7 @@ def _not_counted(folder: Path, position: int, days: dict[int, Day]) -> Iterator[
 def usage(folder: Path, day_first: int) -> dict[tuple[int, Key], Sums]:
     """All usage of a gateway since that day (days since the epoch), up to its last audit line. Raises OSError."""
     position = read_position(folder)  # read first: whatever is saved from here on is in the files of the days
-    days = {day: read_day(path) for day, path in day_files(folder)}
+    days = _days(folder)
     found: dict[tuple[int, Key], Sums] = {}
     for day, content in days.items():
         for row in content.rows:

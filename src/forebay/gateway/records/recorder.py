@@ -202,7 +202,9 @@ class Recorder:
             self._tell("usage", None)
         while self._ledger.damaged:
             kept = self._ledger.damaged.pop()
-            self._log.error("the day's usage so far could not be read: counting anew", kept=str(kept))
+            self._log.error(
+                "a day's usage could not be read: counted anew, as far as the audit log has it", kept=str(kept)
+            )
 
     def _tell(self, name: str, error: OSError | None) -> None:
         """Log when an error begins and ends, not every attempt."""

@@ -54,7 +54,7 @@ class Row(Sums, gc=False, kw_only=True):
 
 
 class Day(msgspec.Struct):
-    """A day's file. `seq`: audit lines up to this one are counted."""
+    """A day's file. `seq`: audit lines up to this one are counted; -1: the file cannot be parsed."""
 
     seq: int = 0
     rows: list[Row] = []
@@ -102,7 +102,7 @@ def read_day(path: Path) -> Day:
     try:
         return _parse_day(path)
     except UNREADABLE:
-        return Day()
+        return Day(seq=-1)
 
 
 def take_day(path: Path) -> tuple[Day, Path | None]:
