@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.core.admission import LATELY_S, Band, RequestQueue, batch_max, batch_room
 from forebay.core.model import BlockNews, LoadReport, ModelRoutes, Policy, Replica, Split, Task
 from forebay.core.prefix.blocks import BLOCK_BYTES, flaw
-from forebay.core.resilience import pool_pace_s, pool_ttft_s, pool_whole_s
+from forebay.core.resilience import State, pool_pace_s, pool_ttft_s, pool_whole_s
 from forebay.core.routing import Meter, PrefixIndex, Pricing, ReplicaView, RoutingRequest, Source
 from forebay.core.routing.sessions import SessionHomes
 from forebay.core.routing.speed import Lengths
@@ -24,6 +24,7 @@ JUDGE_EVERY_S: Final = 1.0
 """How often replicas are compared for slowness."""
 _CHAT: Final = Task.CHAT
 _CPR: Final = Policy.CPR
+_CLOSED: Final = State.CLOSED
 
 
 class Served:
@@ -170,6 +171,7 @@ class Served:
         """Update what depends on time: speeds, prices, handicaps, slow replicas. Call this a few times a second."""
         live = [link for link in self.links if link.live]
         self.homes.detect_losses(self.links)
+        self.troubled = any(link.breaker.state is not _CLOSED for link in self.links)
         self.pricing.refresh([link.meter for link in live], now)
         if now - self._judged_at >= JUDGE_EVERY_S:
             self._judged_at = now

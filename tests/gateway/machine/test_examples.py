@@ -10,13 +10,15 @@ from tests.gateway.machine.api_formats import CHAT, EMBED, TOKENIZE
 from tests.gateway.machine.clients import Client
 from tests.gateway.machine.replicas import Job
 from tests.gateway.machine.watched import LIMITS
-from tests.gateway.machine.world import World
+from tests.gateway.machine.world import SLOTS, World
 
 from forebay.core.admission import LATELY_S, Band
 from forebay.core.model import Condition, Policy, ReplicaState, Sessions, StandIn, Task
+from forebay.core.routing import Route, Shed, Wait, choose
 from forebay.gateway.dispatch import fallback
 from forebay.gateway.dispatch.dispatching import condition
 from forebay.gateway.fleet import Served
+from forebay.gateway.scheduling.holding import LOOK_MAX
 
 pytestmark = pytest.mark.interpreted
 
@@ -274,3 +276,35 @@ def test_looking_for_fallbacks_does_not_take_longer_the_longer_the_queue(
     fell = waiting - len(world.waiting())
     assert (fell > 0) is (answer == "allow")
     assert len(looked) <= fell + 1
+
+
+def test_looking_for_room_does_not_take_longer_the_more_sessions_wait(world: World) -> None:
+    looked: list[str] = []
+
+    def counted(*given: object, **more: object) -> Route | Wait | Shed:
+        looked.append("")
+        return choose(*given, **more)  # type: ignore[arg-type]  # passed on
+
+    routes = replace(world.routes["chat"], queue_max=999, queue_timeout_s=60.0, sessions=Sessions.HEADER)
+    world.routes["chat"] = replace(routes, fallback=())
+    world.publish()
+    for n in range(6):
+        ask(world, CHAT, "chat", x_forebay_session=f"known {n}")
+    for n in range(200):
+        ask(world, CHAT, "chat", x_forebay_session=f"known {n % 6}" if n < 100 else f"new {n}")
+    assert len(world.waiting()) == 200
+    world.scheduler.chooser = counted
+    world.loop.act(lambda: world.scheduler.pump(world.gateway.served["chat"]))
+    assert len(looked) <= len(SLOTS) + LOOK_MAX
+
+
+def test_breakers_that_have_all_closed_again_leave_the_first_request_to_speak_for_all(world: World) -> None:
+    served = world.gateway.served["chat"]
+    world.routes["chat"] = replace(world.routes["chat"], fallback=(), queue_max=9)
+    world.publish()
+    ask(world, CHAT, "chat")
+    (job,) = world.jobs
+    world.loop.act(lambda: job.do(Job.lose))
+    assert served.troubled
+    world.pass_s(1.0)
+    assert not served.troubled

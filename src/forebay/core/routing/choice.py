@@ -115,9 +115,9 @@ def _at_home(
     """The replica of the request's session, or a wait for it; a new session gets one by its key."""
     for at in (*free, *full):
         if replicas[at].id == request.home:
-            return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.ITS_SESSION)
+            return Wait(Why.SESSION_FULL, at) if at in full else Route(at, Why.ITS_SESSION)
     at = home(replicas, [*free, *full], request.key)
-    return Wait(Why.SESSION_FULL) if at in full else Route(at, Why.NEW_SESSION)
+    return Wait(Why.SESSION_FULL, at) if at in full else Route(at, Why.NEW_SESSION)
 
 
 def _pick(

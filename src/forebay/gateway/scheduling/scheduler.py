@@ -170,12 +170,15 @@ class Scheduler:
         """Send or reject the first queued request that need not wait any longer; False if there is none.
 
         `stuck` holds the kinds that have to wait: within one round replicas only get fuller. True: the first of that
-        kind waits for one particular replica, which does not block the rest; each further one counts to `LOOK_MAX`.
+        kind waits for one particular replica, which does not block the rest; each further one counts to `LOOK_MAX`,
+        as does each session that is alone in its kind.
         """
         waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
             routing, tried, revision, ticket = relay.routing, relay.tried, relay.revision, relay.ticket
-            kind = (revision, tried, routing.key if routing is not None and routing.stays else 0, kind_of(relay))
+            stays = routing is not None and routing.stays
+            home = served.homes.find(routing.key) if routing is not None and stays else ""
+            kind = (revision, tried, home or (routing.key if routing is not None and stays else 0), kind_of(relay))
             held = stuck.get(kind)
             if held is not None:
                 if held:
@@ -191,7 +194,12 @@ class Scheduler:
                 held = choice.why is Why.BEST_FULL or served.split is not None
                 if not (tried or revision or served.troubled or held or choice.why is Why.SESSION_FULL):
                     return False  # then no other request can be sent either
-                stuck[kind] = held  # others may be able to use replicas that this one cannot
+                alone = choice.why is Why.SESSION_FULL and served.links[choice.at].id != home
+                left -= alone
+                if not left:
+                    return False
+                if not (alone and home):  # the others of a home that is of no use are spread over the other replicas
+                    stuck[kind] = held  # others may be able to use replicas that this one cannot
                 continue
             if isinstance(choice, Shed) and served.doubt_lost(tried):
                 return True  # look at it again: a replica that it tried may be dead
