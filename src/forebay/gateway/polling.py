@@ -89,6 +89,8 @@ class Fleet:
             gone = gateway.served.pop(name)
             self._relink(gone, replace(gone.routes, replicas=()))
             for relay in gone.waiting.waiting():
+                if gone.waiting.band(relay) is None:  # it has expired meanwhile: a fallback model may serve it
+                    continue
                 relay.refuse(Refusal(Code.MODEL_NOT_FOUND, f"The model `{name}` was removed.", "model"))
             scheduler = gateway.scheduler
             scheduler.removed = [each for each in (*scheduler.removed, gone) if each.in_flight]

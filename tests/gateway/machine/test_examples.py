@@ -278,6 +278,20 @@ def test_looking_for_fallbacks_does_not_take_longer_the_longer_the_queue(
     assert len(looked) <= fell + 1
 
 
+def test_request_that_a_fallback_takes_over_as_its_model_is_removed_is_answered_by_it(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], queue_max=9, queue_timeout_s=2.5)
+    world.publish()
+    begun, waiting = [ask(world, CHAT, "chat") for _ in range(6)], [ask(world, CHAT, "chat") for _ in range(3)]
+    world.loop.advance(2.6)  # since the last look at the queue
+    assert {relay.request_id.decode() for relay in world.waiting()} == {*waiting}
+    del world.models["chat"]
+    world.publish()
+    assert [job.id for job in at(world, "spare-0")] == waiting[1:], "rejecting the first one ended the others' wait"
+    for job in [*at(world, "spare-0"), *(job for job in world.jobs if job.id in begun)]:
+        world.loop.act(job.complete)
+    assert [client.answers[0].status for client in world.clients] == [*[200] * 6, 404, 200, 200]
+
+
 def test_looking_for_room_does_not_take_longer_the_more_sessions_wait(world: World) -> None:
     looked: list[str] = []
 
