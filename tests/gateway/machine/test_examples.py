@@ -322,3 +322,16 @@ def test_breakers_that_have_all_closed_again_leave_the_first_request_to_speak_fo
     assert served.troubled
     world.pass_s(1.0)
     assert not served.troubled
+
+
+def test_urgent_request_of_a_session_takes_the_slot_of_a_lower_priority_at_its_replica(world: World) -> None:
+    world.routes["chat"] = replace(world.routes["chat"], sessions=Sessions.HEADER, fallback=(), queue_max=9)
+    world.publish()
+    ask(world, CHAT, "chat", x_forebay_session="s", x_forebay_priority="interactive")
+    (home,) = {job.node.replica.id for job in world.jobs}
+    world.loop.act(at(world, home)[0].complete)
+    for n in range(40):
+        ask(world, CHAT, "chat", x_forebay_session=f"other {n}")
+    assert {len(at(world, slot)) for slot in ("chat-0", "chat-1")} == {3}
+    urgent = ask(world, CHAT, "chat", x_forebay_session="s", x_forebay_priority="interactive")
+    assert urgent in {job.id for job in at(world, home)}

@@ -53,13 +53,15 @@ def preempt_queued(scheduler: "Scheduler", relay: "Relay", link: "Link") -> None
             preempt_attempt(scheduler, attempt)
 
 
-def preempt_lower(scheduler: "Scheduler", relay: "Relay") -> None:
-    """No replica has room: preempt an attempt of a lower band that has sent nothing to its client yet."""
+def preempt_lower(scheduler: "Scheduler", relay: "Relay", choice: Wait) -> None:
+    """No replica has room, or that of its session: preempt an attempt there of a lower band that has sent nothing to
+    its client yet."""
     served, band = relay.served, relay.ticket.band
     if not any(served.running[band + 1 : Band.BATCH]):  # batch work would have been preempted already
         return
     revision = bound_to(relay)
-    links = (link for link in served.links if link.live and link.load <= link.room)
+    there = served.links if choice.at < 0 else [served.links[choice.at]]
+    links = (link for link in there if link.live and link.load <= link.room)
     usable = (link for link in links if revision in ("", link.revision))
     victim = preempt((attempt for link in usable for attempt in link.attempts), band)
     if victim is not None:

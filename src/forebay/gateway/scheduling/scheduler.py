@@ -37,6 +37,7 @@ from forebay.wire.records import Attempt
 _DEFAULT: Final = Band.DEFAULT  # looked up once: access to enum members is slow
 _OK: Final = Outcome.OK
 _FAILED: Final = Outcome.FAILED
+_NO_ROOM: Final = (Why.FULL, Why.SESSION_FULL)
 
 
 class Scheduler:
@@ -86,8 +87,8 @@ class Scheduler:
         if refused is not None:
             fall_back_or_reject(self, refused.item, Refusal(refused.code), refused.retry_after_s)
         stays = (refused is None or refused.item is not relay) and relay.link is None and relay.ticket.last > now
-        if stays and choice.why is Why.FULL:
-            preempt_lower(self, relay)
+        if stays and isinstance(choice, Wait) and choice.why in _NO_ROOM:
+            preempt_lower(self, relay, choice)
 
     def place(self, relay: Relay) -> Route | Wait | Shed:
         """Choose a replica, after preempting batch work there if needed."""
