@@ -8,7 +8,8 @@ from tests.gateway.rig import ROUTES
 from tests.net.rig import run
 
 from forebay.core.model import Policy, Replica, ReplicaState
-from forebay.core.routing import Route, Why
+from forebay.core.routing import Route, RoutingRequest, Why
+from forebay.core.routing.cpr import scores
 from forebay.gateway.account import Account
 from forebay.gateway.fleet import Served
 from forebay.gateway.records import entries
@@ -39,5 +40,26 @@ def test_decision_record_of_a_policy_without_scores_lists_the_compared_loads(
         ]  # fmt: skip
         assert [c.handicap for c in found] == [1.0, 1.0, times]
         assert [c.total_s for c in found] == [0.0] * 3
+
+    run(main())
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_decision_record_of_many_candidates_has_the_chosen_one(scored: bool) -> None:
+    count = records.CANDIDATES_MAX + 8
+
+    async def main() -> None:
+        served = Served(ROUTES, Account(Metrics(), "chat"))
+        async with asyncio.TaskGroup() as group:
+            for n in range(count):
+                each = Replica(f"chat-{n:02}", 1, "r1", "127.0.0.1", 1 + n, ReplicaState.READY)
+                served.links.append(served.link(each, Pool("127.0.0.1", 1 + n, group)))
+            request = RoutingRequest(7, 100)
+            equal = scores(served.links, range(count), request, served.pricing) if scored else None
+            packed, others = entries.candidates(served.links, Route(count - 1, Why.DRAWN, terms=equal))
+        found = [c.replica for c in records.candidates(packed)]
+        assert others == 8
+        assert len({*found}) == records.CANDIDATES_MAX
+        assert f"chat-{count - 1}" in found
 
     run(main())

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from forebay.core.admission import Band
 from forebay.core.errors import TABLE, Code, Refusal
-from forebay.core.routing import Route, Score, Why
+from forebay.core.routing import Route, Why
 from forebay.core.tenancy import without_keys
 from forebay.gateway.asking import SET_COOKIE, Clients
 from forebay.gateway.records.accesslog import AccessLog
@@ -209,14 +209,18 @@ def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
     terms, route.terms = route.terms, None
     rows: list[tuple[object, ...]] = []
     if terms is None:
-        for at, x in enumerate(links[:CANDIDATES_MAX]):
+        ats: Sequence[int] = range(len(links))
+        if len(ats) > CANDIDATES_MAX:
+            ats = [route.at, *(at for at in ats[:CANDIDATES_MAX] if at != route.at)][:CANDIDATES_MAX]
+        for at in ats:
+            x = links[at]
             times, hit = x.meter.burden * x.meter.handicap, route.hit_tokens if at == route.at else 0
             row = (x.id, x.generation, x.state, x.load, x.room)
             rows.append(row if times == 1.0 and not hit else (*row, 0.0, 0.0, 0.0, 0.0, 0.0, times, 0.0, hit))
         return packed(rows), max(0, len(links) - CANDIDATES_MAX)
     others = max(0, len(terms) - CANDIDATES_MAX)
-    if others:  # keep the best ones; readers sort them
-        terms = sorted(terms, key=_rank)[:CANDIDATES_MAX]
+    if others:  # keep the chosen one, which may have been drawn among many, and the best; readers sort them
+        terms = sorted(terms, key=lambda score: (score.at != route.at, score.total_s, score.at))[:CANDIDATES_MAX]
     for s in terms:
         x = links[s.at]
         rows.append(
@@ -226,10 +230,6 @@ def candidates(links: list["Link"], route: Route) -> tuple[Raw, int]:
             )
         )  # fmt: skip
     return packed(rows), others
-
-
-def _rank(score: Score) -> tuple[float, int]:
-    return score.total_s, score.at
 
 
 def ms(seconds: float) -> int:
