@@ -24,6 +24,7 @@ from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.rate_limiting import RateLimiter
 from forebay.modelserver.ports import IndexEntry, ModelView
+from forebay.modelserver.repository import BadModel
 from forebay.modelserver.waiting import and_finally, in_group
 
 MEASURE_S: Final = 0.5
@@ -236,7 +237,7 @@ class ModelServer:
             if not self._stopping.is_set():
                 try:
                     await models.poll()
-                except OSError as error:  # the repository may be back next time
+                except (OSError, BadModel) as error:  # the repository may be back, or in order, next time
                     self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.modelserver.models.rig import IO, PATIENCE_S, config, ensemble, serving, tensor, until, write
 
 from forebay.core.serving.errors import Refused
@@ -43,6 +44,28 @@ def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
             await until("added", lambda: server.states("n").get("1") == ("READY", ""))
             await until("changed", lambda: server.pids("m") != old)
             assert await server.numbers("m", ONE) == [[2.0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.interpreted
+def test_configuration_put_beside_the_models_does_not_end_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+    write(tmp_path, "m", config())
+
+    async def main() -> None:
+        log = structlog.testing.CapturingLogger()
+        options = {"control": Control.POLL, "poll_s": 0.05, "log": structlog.wrap_logger(log, processors=[])}
+        async with serving(tmp_path, **options) as server:
+            shutil.copy(tmp_path / "m/config.pbtxt", tmp_path)
+            await until("noticed", lambda: "repository cannot be read" in str(log.calls))
+            await server.refresh()
+            assert server.states("m") == {"1": ("READY", "")}
+            (tmp_path / "config.pbtxt").unlink()
+            write(tmp_path, "n", config())
+            await until("added", lambda: server.states("n").get("1") == ("READY", ""))
 
     asyncio.run(main())
 

@@ -19,7 +19,7 @@ from forebay.modelserver.models.life.states import UNLOADED, State
 from forebay.modelserver.models.life.version import Version
 from forebay.modelserver.models.options import Control
 from forebay.modelserver.ports import IndexEntry
-from forebay.modelserver.repository import Described, Found, named, read, scan
+from forebay.modelserver.repository import BadModel, Described, Found, named, read, scan
 from forebay.modelserver.waiting import all_of
 
 FILE: Final = "file:"
@@ -110,7 +110,7 @@ class Collection:
         """Scan the repositories for the index, unless the last scan is recent."""
         async with self._refreshing:
             if monotonic() - self._found_at >= INDEX_FRESH_S:
-                with suppress(OSError):  # the last scan counts
+                with suppress(OSError, BadModel):  # the last scan counts
                     await self._scan()
 
     async def start(self) -> list[str]:
