@@ -214,6 +214,7 @@ class Version:
                     await self._quiet.wait()
             except TimeoutError:
                 self._log.warning("drain timed out: unloading with requests in flight", requests=self.inflight)
+        self._given_up = True  # until now, requests that wait for memory may wake it
         self._context.memory.withdraw(self)
         await self._end(Refused(Kind.UNAVAILABLE, f"model '{self.name}' version {self.text} has been unloaded"))
         self._move(Event.GONE, reason)
@@ -375,7 +376,7 @@ class Version:
         context, options = self._context, self._context.options
         config = self.config
         await self._reserve_memory()
-        if self._given_up or self.state not in (State.LOADING, State.READY):
+        if self._given_up or self.state is State.UNAVAILABLE:
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
         process = self._process = ModelProcess(
