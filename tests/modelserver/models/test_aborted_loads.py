@@ -59,6 +59,27 @@ def test_unload_aborts_a_load_in_progress(tmp_path: Path, how: str) -> None:
     asyncio.run(main())
 
 
+def test_unload_aborts_loads_that_wait_for_the_one_in_progress(tmp_path: Path) -> None:
+    write(tmp_path, "slow", *ENDLESS["initialize"])
+
+    async def main() -> None:
+        async with serving(tmp_path) as server, asyncio.timeout(PATIENCE_S):
+            loads = [await _loading(tmp_path, server)]
+            loads += [asyncio.gather(server.load("slow", {}), return_exceptions=True) for _ in range(2)]
+            lock = server.itself._collection.model("slow").lock
+            await until("they wait", lambda: len(lock._waiters or ()) == 2)
+            await server.unload("slow", False)
+            for load in loads:
+                await _has_failed(load)
+            assert server.states("slow") == {"1": ("UNAVAILABLE", "unloaded")}
+            (tmp_path / "slow" / "loading").unlink()
+            load = await _loading(tmp_path, server)
+            await server.unload("slow", False)
+            await _has_failed(load)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ENDLESS)
 def test_shutdown_aborts_a_load_in_progress(tmp_path: Path, how: str) -> None:
     write(tmp_path, "slow", *ENDLESS[how])

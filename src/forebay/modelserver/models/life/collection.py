@@ -306,9 +306,13 @@ class Collection:
         found = self._found.get(name)
         stamp = found.stamp if found is not None and spec.files is None else ""
         model = self._models.setdefault(name, Model(self._context, name))
+        aborts = model.aborts
         async with model.lock:
             if self._closing:
                 raise Refused(Kind.UNAVAILABLE, "the server is stopping")
+            if model.aborts != aborts:
+                described.release()
+                raise Refused(Kind.UNAVAILABLE, "it has been unloaded meanwhile")
             if spec.number != LATEST:
                 model.reason = ""
                 return await model.load_version(

@@ -35,6 +35,8 @@ class Model:
         """Unloaded since it was last requested, or never loaded: it does not affect server readiness."""
         self.described: Described | None = None
         """The description that is being served."""
+        self.aborts = 0
+        """How often loads were aborted; those that wait for `lock` then are aborted too."""
         self._fresh: Sequence[Version] = ()
         """Versions that are being loaded."""
         self._stamps: dict[int, str] = {}
@@ -165,7 +167,8 @@ class Model:
         self.explicit, self.stamp, self.described = kept
 
     def give_up(self) -> None:
-        """Abort a load in progress."""
+        """Abort the load in progress and those that wait for it."""
+        self.aborts += 1
         for version in self._fresh:
             version.give_up()
 
