@@ -163,7 +163,7 @@ def test_checks_do_not_crash_on_nonsense_answers(kind: str, monkeypatch: pytest.
     monkeypatch.setattr(asyncio, "sleep", at_once)
     checks = [check for check in all_checks() if not check.grpc]
     results = asyncio.run(_results(NONSENSE[kind], checks))
-    assert len(results) == len(checks)
+    assert len([each for each in results if not each.name.startswith("loading ")]) == len(checks)
 
 
 def _refuses(request: httpx.Request) -> httpx.Response:
@@ -173,7 +173,7 @@ def _refuses(request: httpx.Request) -> httpx.Response:
 def test_unreachable_server_is_reported_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "BACK_TIMEOUT_S", 0)
     results = asyncio.run(_results(_refuses, generic.checks()[:2]))
-    assert {each.verdict for each in results} == {Verdict.SKIPPED}
+    assert [each.verdict for each in results] == [Verdict.DEVIATES, Verdict.SKIPPED, Verdict.SKIPPED]
 
 
 def test_missing_model_is_reported_with_the_ready_ones() -> None:

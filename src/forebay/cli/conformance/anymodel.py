@@ -1,17 +1,29 @@
 """Checks for any server that need permission: real inferences of a model that the user has named, and gRPC."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from forebay.cli.conformance.check import Check, Deviation, Json, Level, Skip
-from forebay.cli.conformance.generic import ABSENT, Run, claims, zeros
+from forebay.cli.conformance.generic import ABSENT, ABSENT_VERSION, Run, claims, is_error, zeros
 from forebay.cli.conformance.server import Server
 from forebay.cli.conformance.tensors import packed
 
+KINDS: Final[Mapping[str, tuple[type, ...]]] = {"BOOL": (bool,), "BYTES": (str,)}
+"""Kinds of JSON elements by datatype, if they are not numbers."""
+NOT_IN_JSON: Final = ("BF16", "FP16")
 
-def _allowed(server: Server) -> None:
+
+async def _inputs(server: Server) -> tuple[str, list[dict[str, Any]]]:
+    """The model that may be run, and its inputs."""
     if not server.may_infer:
         raise Skip("models are run only if one is named with --model")
+    name, inputs = await zeros(server)
+    tensors = [*inputs, *(await server.get(f"/v2/models/{name}")).json["outputs"]]
+    halves = sorted({each["datatype"] for each in tensors}.intersection(NOT_IN_JSON))
+    if halves:
+        raise Skip(f"{name} has tensors of {', '.join(halves)}, which Triton's protocol does not have in JSON")
+    return name, inputs
 
 
 def _same(expected: Json, found: Json, what: str, level: Level = Level.MUST) -> None:
@@ -28,41 +40,70 @@ async def _answer(server: Server, name: str, body: Json, binary: bytes = b"") ->
 
 async def _names(server: Server) -> None:
     """The response names the model, its outputs and their datatypes as the metadata does."""
-    _allowed(server)
-    name, inputs = await zeros(server)
+    name, inputs = await _inputs(server)
     seen = await _answer(server, name, {"id": "forebay 7", "inputs": inputs})
     _same(name, seen.get("model_name"), "model_name")
     _same("forebay 7", seen.get("id"), "id")
-    declared = {each["name"]: each for each in (await server.get(f"/v2/models/{name}")).json["outputs"]}
+    about = (await server.get(f"/v2/models/{name}")).json
+    _of_listed_version(seen, about)
+    declared = {each["name"]: each for each in about["outputs"]}
+    _same(sorted(declared), [each["name"] for each in seen["outputs"]], "outputs")
     for output in seen["outputs"]:
-        _same(declared.get(output["name"], {}).get("datatype"), output["datatype"], f"datatype of {output['name']}")
-        count = 1
-        for size in output["shape"]:
-            count *= size
-        _same(count, len(flat(output["data"])), f"elements of {output['name']}")
+        known, what = declared[output["name"]], output["name"]
+        _same(known["datatype"], output["datatype"], f"datatype of {what}")
+        if not _fits(output["shape"], known["shape"]):
+            raise Deviation(f"shape of {what} that fits {known['shape']}", output["shape"])
+        values = flat(output["data"])
+        _same(math.prod(output["shape"]), len(values), f"elements of {what}")
+        kinds = KINDS.get(output["datatype"], (int,) if "INT" in output["datatype"] else (int, float))
+        if not all(type(each) in kinds for each in values):
+            raise Deviation(f"elements of {what} as {' or '.join(each.__name__ for each in kinds)}", values)
+
+
+def _of_listed_version(seen: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """The version is optional in both; if it is there, it is text, and one that the model has."""
+    version = seen.get("model_version") or ""
+    versions = about.get("versions")
+    if not isinstance(version, str) or (version and versions and version not in versions):
+        raise Deviation(f"model_version, if any, is one of {versions}", version)
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    same = len(shape) == len(declared)
+    return same and all(known in (-1, size) for size, known in zip(shape, declared, strict=True))
+
+
+async def _version(server: Server) -> None:
+    """A listed version answers, as itself; any other one is refused."""
+    name, inputs = await _inputs(server)
+    for version in (await server.get(f"/v2/models/{name}")).json.get("versions") or []:
+        seen = (await server.infer(name, {"inputs": inputs}, version=version)).inferred()
+        if seen["status"] != 200 or seen.get("model_version") not in (version, "", None):
+            raise Deviation(f"status 200 from version {version}", seen)
+    absent = await server.infer(name, {"inputs": inputs}, version=ABSENT_VERSION)
+    is_error(absent, [404, 400], "inference of an unknown version")
 
 
 async def _one_output(server: Server) -> None:
-    _allowed(server)
-    name, inputs = await zeros(server)
+    name, inputs = await _inputs(server)
     wanted = (await server.get(f"/v2/models/{name}")).json["outputs"][-1]["name"]
     seen = await _answer(server, name, {"inputs": inputs, "outputs": [{"name": wanted}]})
     _same([wanted], [each["name"] for each in seen["outputs"]], "outputs")
 
 
 async def _no_id(server: Server) -> None:
-    _allowed(server)
-    name, inputs = await zeros(server)
+    name, inputs = await _inputs(server)
     seen = await _answer(server, name, {"inputs": inputs})
     _same(False, bool(seen.get("id")), "an id that was not given", Level.SHOULD)
 
 
 async def _binary(server: Server) -> None:
     """Binary inputs and outputs carry the same values as JSON ones."""
-    _allowed(server)
     claims(server, "binary_tensor_data")
-    name, inputs = await zeros(server)
-    by_json = await _answer(server, name, {"inputs": inputs})
+    name, inputs = await _inputs(server)
+    by_json, again = [await _answer(server, name, {"inputs": inputs}) for _ in range(2)]
+    if by_json["outputs"] != again["outputs"]:
+        raise Skip(f"{name} does not give the same answer twice")
     parts = [
         packed(each["datatype"], [str(v).encode() if isinstance(v, str) else v for v in each["data"]])
         for each in inputs
@@ -76,9 +117,13 @@ async def _binary(server: Server) -> None:
     ]
     body = {"inputs": heads, "parameters": {"binary_data_output": True}}
     by_bytes = await _answer(server, name, body, b"".join(parts))
+    _same(None, by_bytes.get("left over"), "bytes behind the outputs")
     for one, other in zip(by_json["outputs"], by_bytes["outputs"], strict=True):
         _same(one["shape"], other["shape"], f"shape of {one['name']}")
         _same(flat(one["data"]), flat(other["data"]), f"{one['name']} in binary")
+    for output in by_bytes["outputs"]:
+        binary = "binary_data_size" in (output.get("parameters") or {})
+        _same(True, binary, f"{output['name']} in binary, as requested:", Level.SHOULD)
 
 
 def flat(data: Json) -> list[Json]:
@@ -127,6 +172,7 @@ RUNS: Final[dict[str, Run]] = {
     "names and datatypes": _names,
     "one output": _one_output,
     "no id": _no_id,
+    "version": _version,
     "binary": _binary,
 }
 

@@ -9,6 +9,7 @@ from forebay.cli.conformance.repository import TYPES
 from forebay.cli.conformance.server import HEADER_LENGTH, Answer, Server
 
 ABSENT: Final = "no-such-model-of-forebay-conformance"
+ABSENT_VERSION: Final = "987654321"
 LISTED_MAX: Final = 20
 """Maximum number of models per check."""
 
@@ -28,12 +29,16 @@ def _document(answer: Answer, status: int = 200) -> dict[str, Any]:
     return body
 
 
-def _is_error(answer: Answer, statuses: Sequence[int], what: str) -> None:
-    """A protocol error: a JSON object with the text `error`; 501 is allowed for features that the server lacks."""
+def is_error(answer: Answer, statuses: Sequence[int], what: str) -> None:
+    """A protocol error: a JSON object with a text in `error`; 501 is allowed for features that the server lacks."""
     found = f"{answer.status} {answer.body[:200]!r}"
     _expect(400 <= answer.status < 600, f"an error for {what}", found)
     body = answer.json
-    _expect(isinstance(body, dict) and isinstance(body.get("error"), str), 'a body {"error": text}', found)
+    _expect(
+        isinstance(body, dict) and isinstance(body.get("error"), str) and bool(body["error"]),
+        'a body {"error": text}',
+        found,
+    )
     expected = f"status {' or '.join(map(str, statuses))} for {what}"
     _expect(answer.status in statuses or answer.status == 501, expected, found, Level.SHOULD)
 
@@ -77,7 +82,8 @@ async def _model_metadata(server: Server) -> None:
         _has(body, {"name": str, "platform": str, "inputs": list, "outputs": list}, "model metadata")
         _expect(body["name"] == name, f"name {name}", body["name"])
         versions = body.get("versions") or []
-        _expect(all(isinstance(each, str) for each in versions), "versions are strings", versions)
+        listed = isinstance(versions, list) and all(isinstance(each, str) for each in versions)
+        _expect(listed, "versions are a list of strings", versions)
         for tensor in [*body["inputs"], *body["outputs"]]:
             _has(tensor, {"name": str, "datatype": str, "shape": list}, "a tensor of model metadata")
             _expect(tensor["datatype"] in TYPES, "a datatype of the protocol", tensor)
@@ -102,16 +108,18 @@ async def _model_ready(server: Server) -> None:
 
 
 async def _absent(server: Server) -> None:
-    _is_error(await server.get(f"/v2/models/{ABSENT}"), [404, 400], "metadata of an unknown model")
+    is_error(await server.get(f"/v2/models/{ABSENT}"), [404, 400], "metadata of an unknown model")
     ready = await server.get(f"/v2/models/{ABSENT}/ready")
     _expect(400 <= ready.status < 600, "an unknown model is not ready", ready.status)
-    _is_error(await server.infer(ABSENT, {"inputs": []}), [404, 400], "inference of an unknown model")
+    is_error(await server.infer(ABSENT, {"inputs": []}), [404, 400], "inference of an unknown model")
 
 
 async def _absent_version(server: Server) -> None:
     name = _models(server)[0]
-    answer = await server.get(f"/v2/models/{name}/versions/987654321")
-    _is_error(answer, [404, 400], "metadata of an unknown version")
+    at = f"/v2/models/{name}/versions/{ABSENT_VERSION}"
+    is_error(await server.get(at), [404, 400], "metadata of an unknown version")
+    ready = await server.get(f"{at}/ready")
+    _expect(400 <= ready.status < 600, "an unknown version is not ready", ready.status)
 
 
 async def _unknown_path(server: Server) -> None:
@@ -140,7 +148,7 @@ def _damaged(damage: Callable[[list[dict[str, Any]]], Json], what: str) -> Run:
         name, inputs = await zeros(server)
         if not inputs or not inputs[0]["shape"]:
             raise Skip(f"{name} has no input with dimensions")
-        _is_error(await server.infer(name, damage(inputs)), [400], what)
+        is_error(await server.infer(name, damage(inputs)), [400], what)
 
     return run
 
@@ -177,7 +185,7 @@ DAMAGES: Final[dict[str, Callable[[list[dict[str, Any]]], Json]]] = {
 async def _not_json(server: Server) -> None:
     name = _models(server)[0]
     for body in (b"", b"hello", b'{"inputs": ['):
-        _is_error(await server.ask("POST", f"/v2/models/{name}/infer", body), [400], f"the body {body!r}")
+        is_error(await server.ask("POST", f"/v2/models/{name}/infer", body), [400], f"the body {body!r}")
 
 
 async def _binary_header(server: Server) -> None:
@@ -185,7 +193,7 @@ async def _binary_header(server: Server) -> None:
     name = _models(server)[0]
     for length in ("-1", "many", "1000000"):
         answer = await server.ask("POST", f"/v2/models/{name}/infer", b'{"inputs": []}', {HEADER_LENGTH: length})
-        _is_error(answer, [400], f"{HEADER_LENGTH}: {length}")
+        is_error(answer, [400], f"{HEADER_LENGTH}: {length}")
 
 
 async def _config(server: Server) -> None:
@@ -194,7 +202,11 @@ async def _config(server: Server) -> None:
         body = _document(await server.get(f"/v2/models/{name}/config"))
         _expect(body.get("name") == name, f"name {name}", body.get("name"))
         _has(body, {"max_batch_size": int, "input": list, "output": list}, "a configuration")
-    _is_error(await server.get(f"/v2/models/{ABSENT}/config"), [404, 400], "configuration of an unknown model")
+        described = _document(await server.get(f"/v2/models/{name}"))
+        for side in ("input", "output"):
+            known, named = (sorted(each["name"] for each in rows) for rows in (described[f"{side}s"], body[side]))
+            _expect(known == named, f"{side} of {name} as in its metadata: {known}", named)
+    is_error(await server.get(f"/v2/models/{ABSENT}/config"), [404, 400], "configuration of an unknown model")
 
 
 async def _statistics(server: Server) -> None:
@@ -205,19 +217,23 @@ async def _statistics(server: Server) -> None:
         for row in rows or []:
             fields = {"name": str, "version": str, "inference_count": int, "execution_count": int}
             _has(row, {**fields, "inference_stats": dict, "batch_stats": list}, "statistics")
+            _expect(row["name"] == name, f"name {name}", row["name"])
             for part in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
                 _has(row["inference_stats"].get(part, {}), {"count": int, "ns": int}, f"inference_stats.{part}")
-    _is_error(await server.get(f"/v2/models/{ABSENT}/stats"), [404, 400], "statistics of an unknown model")
+    is_error(await server.get(f"/v2/models/{ABSENT}/stats"), [404, 400], "statistics of an unknown model")
 
 
 async def _index(server: Server) -> None:
     claims(server, "model_repository")
     for body in ({}, {"ready": True}):
-        rows = (await server.post("/v2/repository/index", body)).json
-        if not isinstance(rows, list):
-            raise Deviation("a list", rows)
+        answer = await server.post("/v2/repository/index", body)
+        rows = answer.json
+        if answer.status != 200 or not isinstance(rows, list):
+            raise Deviation("status 200 with a list", f"{answer.status} {answer.body[:200]!r}")
         for row in rows:
             _has(row, {"name": str}, "a row of the index")
+        absent = {*server.models}.difference(row["name"] for row in rows)
+        _expect(not absent, f"rows of the models that are ready, {', '.join(sorted(absent))} too", rows)
         not_ready = [row for row in rows if row.get("state") != "READY"]
         _expect(not body or not not_ready, "only models that are ready", not_ready)
 
@@ -225,14 +241,14 @@ async def _index(server: Server) -> None:
 async def _load_absent(server: Server) -> None:
     claims(server, "model_repository")
     answer = await server.post(f"/v2/repository/models/{ABSENT}/load", {})
-    _expect(400 <= answer.status < 600, "an error for loading an unknown model", answer.status)
+    is_error(answer, [400, 404, 500], "loading an unknown model")
 
 
 async def _shared_memory(server: Server) -> None:
     claims(server, "system_shared_memory")
     answer = await server.get("/v2/systemsharedmemory/status")
     _expect(answer.status == 200 and isinstance(answer.json, list), "a list of regions", answer.json)
-    _is_error(await server.get(f"/v2/systemsharedmemory/region/{ABSENT}/status"), [404, 400], "an unknown region")
+    is_error(await server.get(f"/v2/systemsharedmemory/region/{ABSENT}/status"), [404, 400], "an unknown region")
 
 
 async def _settings(server: Server) -> None:

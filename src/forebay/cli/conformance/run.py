@@ -56,10 +56,18 @@ async def ready_models(server: Server) -> list[str]:
 
 
 async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_result: OnResult) -> dict[str, Json]:
-    """Run the checks in order of the models they need. Returns the observations, by name of the check."""
+    """Run the checks in order of the models they need. Returns the observations, by name of the check.
+
+    Models that cannot be loaded are a result of their own: their checks are skipped, which alone is no failure.
+    """
     observations: dict[str, Json] = {}
+    troubled: set[tuple[str, ...]] = set()
     for models, group in groupby(checks, key=lambda check: check.models):
         loaded = await _load(server, models)
+        if loaded is not None and models not in troubled:
+            troubled.add(models)
+            name = f"loading {', '.join(models)}" if models else "health/any answer"
+            on_result(Result(name, Verdict.DEVIATES, Level.MUST, "ready models" if models else "an answer", loaded))
         for check in group:
             result, observation = await _one(server, check, recorded, loaded)
             on_result(result)
