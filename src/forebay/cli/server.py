@@ -1,4 +1,4 @@
-"""Client side of the server that `chat` and `bench` use: connect, choose a model, format errors."""
+"""Client side of the server that `chat`, `bench` and `conformance` use: connect, choose a model, format errors."""
 
 import ssl
 from pathlib import Path

@@ -97,6 +97,13 @@ async def _no_id(server: Server) -> None:
     _same(False, bool(seen.get("id")), "an id that was not given", Level.SHOULD)
 
 
+def _parts(inputs: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    return [
+        packed(each["datatype"], [str(v).encode() if isinstance(v, str) else v for v in each["data"]])
+        for each in inputs
+    ]
+
+
 async def _binary(server: Server) -> None:
     """Binary inputs and outputs carry the same values as JSON ones."""
     claims(server, "binary_tensor_data")
@@ -104,10 +111,7 @@ async def _binary(server: Server) -> None:
     by_json, again = [await _answer(server, name, {"inputs": inputs}) for _ in range(2)]
     if by_json["outputs"] != again["outputs"]:
         raise Skip(f"{name} does not give the same answer twice")
-    parts = [
-        packed(each["datatype"], [str(v).encode() if isinstance(v, str) else v for v in each["data"]])
-        for each in inputs
-    ]
+    parts = _parts(inputs)
     heads = [
         {
             **{key: value for key, value in each.items() if key != "data"},
@@ -138,7 +142,8 @@ def _call(method: str, message: Mapping[str, Json], **expected: Json) -> Run:
         assert server.rpc is not None
         seen = await server.rpc.call(method, message)
         for key, value in expected.items():
-            _same(value, seen.get(key), key)
+            if seen.get(key) != value:
+                raise Deviation(f"{key} {value!r}", seen)
 
     return run
 
@@ -147,6 +152,8 @@ async def _rpc_metadata(server: Server) -> None:
     assert server.rpc is not None
     for name in server.models:
         seen = await server.rpc.call("ModelMetadata", {"name": name})
+        if seen["code"] != "OK":
+            raise Deviation("code 'OK'", seen)
         http = (await server.get(f"/v2/models/{name}")).json
         for side in ("inputs", "outputs"):
             by_rpc: Any = seen.get(side, [])
@@ -160,6 +167,45 @@ async def _rpc_metadata(server: Server) -> None:
             )
 
 
+async def _rpc_ready(server: Server) -> None:
+    assert server.rpc is not None
+    for name in server.models:
+        seen = await server.rpc.call("ModelReady", {"name": name})
+        if seen.get("ready") is not True:
+            raise Deviation(f"{name} is ready", seen)
+    seen = await server.rpc.call("ModelReady", {"name": ABSENT})
+    if seen.get("ready"):
+        raise Deviation("an unknown model is not ready", seen)
+
+
+async def _rpc_infer(server: Server) -> None:
+    """The outputs are those of HTTP; their values are compared if they come as raw contents."""
+    from forebay.cli.conformance import rpc
+
+    assert server.rpc is not None
+    name, inputs = await _inputs(server)
+    tensors = [
+        (each["name"], each["datatype"], each["shape"], part)
+        for each, part in zip(inputs, _parts(inputs), strict=True)
+    ]
+    by_http = await _answer(server, name, {"inputs": inputs})
+    seen: Any = await server.rpc.send("ModelInfer", rpc.infer(name, tensors, id="forebay 7"))
+    again = await _answer(server, name, {"inputs": inputs})
+    if by_http["outputs"] != again["outputs"]:
+        raise Skip(f"{name} does not give the same answer twice")
+    if seen["code"] != "OK":
+        raise Deviation("code 'OK'", seen)
+    _same(name, seen["model"], "model_name")
+    _same("forebay 7", seen.get("id"), "id")
+    for key in ("name", "datatype", "shape"):
+        _same(
+            [each[key] for each in by_http["outputs"]], [each[key] for each in seen["outputs"]], f"{key} of outputs"
+        )
+    for one, other in zip(by_http["outputs"], seen["outputs"], strict=True):
+        if "raw" in other:
+            _same(flat(one["data"]), other["raw"], f"{one['name']} over gRPC")
+
+
 CALLS: Final[dict[str, Run]] = {
     "live": _call("ServerLive", {}, code="OK", live=True),
     "ready": _call("ServerReady", {}, code="OK"),
@@ -167,6 +213,8 @@ CALLS: Final[dict[str, Run]] = {
     "metadata of an unknown model": _call("ModelMetadata", {"name": ABSENT}, code="NOT_FOUND"),
     "inference of an unknown model": _call("ModelInfer", {"model_name": ABSENT}, code="NOT_FOUND"),
     "metadata equals HTTP's": _rpc_metadata,
+    "models are ready": _rpc_ready,
+    "inference equals HTTP's": _rpc_infer,
 }
 RUNS: Final[dict[str, Run]] = {
     "names and datatypes": _names,

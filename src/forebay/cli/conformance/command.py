@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from forebay.cli import settings
+from forebay.cli.options import ApiKeyOption, CaOption, JsonOption
 from forebay.cli.settings import NOT_REACHED, WRONG_USAGE, UserError
 
 if TYPE_CHECKING:
+    import httpx
     from rich.console import Console
 
     from forebay.cli.conformance.check import Check, Result
@@ -32,6 +34,8 @@ class Selection:
     models: tuple[str, ...] = ()
     only: str = ""
     suite: bool = False
+    api_key: str | None = None
+    ca: Path | None = None
 
 
 def conformance(
@@ -56,7 +60,9 @@ def conformance(
     repository_out: Annotated[
         Path | None, typer.Option(help="Write the suite's models into a folder and check nothing.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
+    api_key: ApiKeyOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Check how a server of the Open Inference Protocol v2 (Triton, KServe, Forebay, ...) behaves."""
     if repository_out is not None:
@@ -64,7 +70,13 @@ def conformance(
         return
     if url is None:
         raise UserError("No server given: forebay conformance URL.", WRONG_USAGE)
-    selection = Selection(url, grpc, metrics, tuple(model or ()), only, suite)
+    from forebay.cli.server import base_url
+
+    if grpc is not None and "://" in grpc:
+        raise UserError(f"--grpc: found {grpc!r}; allowed: HOST:PORT", WRONG_USAGE)
+    measured = base_url(metrics, "--metrics") if metrics is not None else None
+    url = base_url(url, "URL").removesuffix("/v2")
+    selection = Selection(url, grpc, measured, tuple(model or ()), only, suite, api_key, ca)
     raise typer.Exit(check(selection, settings.screen(), as_json))
 
 
@@ -104,7 +116,7 @@ def check(selection: Selection, console: "Console", as_json: bool) -> int:
     import httpx
 
     from forebay.cli.conformance.check import Level, Verdict
-    from forebay.cli.conformance.run import Absent
+    from forebay.cli.conformance.run import Absent, KeyRefused
 
     results: list[Result] = []
     checks = chosen(selection)
@@ -114,19 +126,31 @@ def check(selection: Selection, console: "Console", as_json: bool) -> int:
         asyncio.run(_observe(selection, checks, results, console, as_json))
     except Absent as error:
         raise UserError(f"No such model at {selection.url}: {error}.", WRONG_USAGE) from None
-    except httpx.InvalidURL as error:
-        raise UserError(f"{selection.url} is not a URL: {error}", WRONG_USAGE) from None
+    except KeyRefused as error:
+        raise UserError(f"{selection.url}: {error}\nGive a valid key with --api-key or FOREBAY_API_KEY.") from None
     except httpx.TransportError as error:
-        raise UserError(
-            f"Nothing answers at {selection.url} ({error}). Name the HTTP address of a server of the protocol; "
-            "`forebay serve --repository DIR` is one.",
-            NOT_REACHED,
-        ) from None
+        raise UserError(_unreached(selection.url, error), NOT_REACHED) from None
     if as_json:
         console.print_json(json.dumps([asdict(result) for result in results]))
     else:
         show(results, console)
     return int(any(each.verdict is Verdict.DEVIATES and each.level is Level.MUST for each in results))
+
+
+def _unreached(url: str, error: "httpx.TransportError") -> str:
+    import httpx
+
+    if isinstance(error, httpx.ReadTimeout):
+        return f"{url} has accepted the connection, and does not answer."
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"The certificate of {url} is not trusted ({str(error).partition('failed: ')[2]}). "
+            "If it was issued by a private CA, name that with --ca or FOREBAY_CA."
+        )
+    return (
+        f"Nothing answers at {url} ({str(error) or type(error).__name__}). Name the HTTP address of a server of the "
+        "protocol; `forebay serve --repository DIR` is one."
+    )
 
 
 async def _observe(
@@ -138,10 +162,17 @@ async def _observe(
     from forebay.cli.conformance import known
     from forebay.cli.conformance.run import discover, run
     from forebay.cli.conformance.server import Server, client
+    from forebay.cli.server import bearer, trusted
 
-    async with client(selection.url) as http:
+    tls = trusted(selection.url, selection.ca)
+    headers = bearer(selection.api_key, "--api-key or FOREBAY_API_KEY")
+    async with client(selection.url, tls, headers) as http:
         server = Server(
-            http, _rpc(selection.grpc), selection.metrics, models=selection.models, may_infer=bool(selection.models)
+            http,
+            _rpc(selection.grpc, headers),
+            selection.metrics,
+            models=selection.models,
+            may_infer=bool(selection.models),
         )
         try:
             await discover(server)
@@ -160,7 +191,7 @@ async def _observe(
                 await server.rpc.close()
 
 
-def _rpc(address: str | None) -> Any:
+def _rpc(address: str | None, headers: Mapping[str, str]) -> Any:
     if address is None:
         return None
     try:
@@ -169,7 +200,7 @@ def _rpc(address: str | None) -> Any:
         raise UserError(
             f"--grpc needs a package that is not installed ({error}): pip install 'forebay[triton]'"
         ) from None
-    return Rpc(address)
+    return Rpc(address, headers)
 
 
 def show(results: "Sequence[Result]", console: "Console") -> None:

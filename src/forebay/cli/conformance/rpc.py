@@ -26,9 +26,10 @@ CONTENTS: Final = {
 class Rpc:
     """The 20 calls of the service; each returns an observation."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, headers: Mapping[str, str] | None = None) -> None:
         sizes = [(f"grpc.max_{way}_message_length", MESSAGE_BYTES_MAX) for way in ("send", "receive")]
         self._channel = grpc.aio.insecure_channel(address, options=sizes)
+        self._metadata = tuple((headers or {}).items())
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def close(self) -> None:
@@ -44,7 +45,7 @@ class Rpc:
     async def send(self, name: str, request: Any) -> dict[str, Json]:
         """Call `name`: `{"code": …, "error": …}`, or `{"code": "OK", …}` with the response's fields."""
         try:
-            response = await getattr(self.stub, name)(request, timeout=TIMEOUT_S)
+            response = await getattr(self.stub, name)(request, timeout=TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             return {"code": error.code().name, "error": without_paths(error.details() or "")}
         if isinstance(response, pb.ModelInferResponse):
@@ -60,7 +61,8 @@ class Rpc:
 
         seen: list[Json] = []
         try:
-            async for response in self.stub.ModelStreamInfer(sent(), timeout=TIMEOUT_S):
+            call = self.stub.ModelStreamInfer(sent(), timeout=TIMEOUT_S, metadata=self._metadata)
+            async for response in call:
                 seen.append(streamed(response))
         except grpc.aio.AioRpcError as error:
             seen.append({"code": error.code().name, "error": without_paths(error.details() or "")})

@@ -31,12 +31,20 @@ class Absent(Exception):  # noqa: N818 - states the condition
         super().__init__(f"{name} is not ready; ready models: {', '.join(ready) or 'none, or unknown'}")
 
 
+class KeyRefused(Exception):  # noqa: N818 - states the condition
+    """The server requires a valid API key."""
+
+
 async def discover(server: Server) -> None:
     """Discover the server's extensions and models.
 
-    Raises httpx.HTTPError if the server does not respond, and `Absent` if it does not know a given model.
+    Raises httpx.HTTPError if the server does not respond, `KeyRefused`, and `Absent` if it does not know a given
+    model.
     """
-    about = (await server.get("/v2")).json
+    answer = await server.get("/v2")
+    if answer.status in (401, 403):
+        raise KeyRefused(f"HTTP {answer.status}, {shown(answer.body.decode('latin-1'))}")
+    about = answer.json
     if isinstance(about, dict):
         server.name = str(about.get("name", ""))
         server.extensions = [each for each in about.get("extensions", ()) if isinstance(each, str)]

@@ -1,6 +1,7 @@
 """The server under test, as clients see it: an HTTP address and, if given, a gRPC address."""
 
 import json
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import httpx
 
 from forebay.cli.conformance.check import Json, shown, without_paths
 from forebay.cli.conformance.tensors import rounded, unpacked
+from forebay.cli.server import checks
 
 if TYPE_CHECKING:
     from forebay.cli.conformance.rpc import Rpc
@@ -161,12 +163,15 @@ def _noting(steps: set[str]) -> Callable[[str, Mapping[str, object]], Awaitable[
     return note
 
 
-def client(url: str) -> httpx.AsyncClient:
+def client(
+    url: str, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
     """A client without special features: no compression, no proxies from the environment."""
     return httpx.AsyncClient(
+        verify=checks(url, tls),
         base_url=url.rstrip("/"),
         timeout=TIMEOUT_S,
         trust_env=False,
-        headers={"accept-encoding": "identity"},
+        headers={"accept-encoding": "identity", **(headers or {})},
         limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
     )
