@@ -161,6 +161,27 @@ def test_rejected_tensor_request_is_retried_elsewhere_unless_in_a_sequence(tmp_p
     run(main())
 
 
+def test_a_step_of_a_sequence_whose_kept_connection_breaks_is_not_sent_again(tmp_path: Path) -> None:
+    def once(exchange: Exchange) -> None:
+        worker.answer = echo
+        exchange.abort()
+
+    worker = net()
+
+    async def main() -> None:
+        async with cluster(tmp_path, worker, base=BASE) as front:
+            assert (await front.ask(post(sequence(1), INFER))).status == 200
+            worker.answer = once
+            lost = await front.ask(post(sequence(1, start=False), INFER))
+            assert (lost.status, len(worker.requests)) == (502, 2)
+            assert (await front.ask(post(b"{}", INFER))).status == 200
+            worker.answer = once
+            assert (await front.ask(post(b"{}", INFER))).status == 200, "sent again: it belongs to no sequence"
+            assert len(worker.requests) == 5
+
+    run(main())
+
+
 @pytest.mark.parametrize("band", [b"batch", b"default"])
 def test_a_step_of_a_sequence_is_not_preempted(band: bytes, tmp_path: Path) -> None:
     held: list[Exchange] = []

@@ -82,7 +82,7 @@ class Relay(RequestState):
         request = self._continuation() if self.exchange.started else self.request
         if self.exchange.header(DEADLINE) is not None:
             request = with_time_left(request, self.ticket.last - self.scheduler.now())
-        self._call = link.pool.call(request, self)
+        self._call = link.pool.call(request, self, once=self.once)
 
     def refuse(self, refusal: Refusal, retry_after_s: int = 0) -> None:
         """End it with an error response."""

@@ -42,12 +42,13 @@ class Sink(Protocol):
 
 
 class Call:
-    """One request in flight; the pool may try it on two connections."""
+    """One request in flight; the pool may try it on two connections, unless it is to be sent `once`."""
 
-    __slots__ = ("_pool", "connection", "reads", "request", "sent", "sink")
+    __slots__ = ("_pool", "connection", "once", "reads", "request", "sent", "sink")
 
-    def __init__(self, pool: "Pool", request: bytes, sink: Sink) -> None:
+    def __init__(self, pool: "Pool", request: bytes, sink: Sink, *, once: bool = False) -> None:
         self._pool = pool
+        self.once = once
         self.reads = True  # not paused by `pause`
         self.request = request
         self.sink: Sink | None = sink

@@ -68,9 +68,12 @@ class Pool:
         """How many connections are open."""
         return len(self._open)
 
-    def call(self, request: bytes, sink: Sink) -> Call:
-        """Send a complete request (not HEAD). The sink is never called before this returns."""
-        call = Call(self, request, sink)
+    def call(self, request: bytes, sink: Sink, *, once: bool = False) -> Call:
+        """Send a complete request (not HEAD). The sink is never called before this returns.
+
+        `once`: it fails, rather than being sent again, if a kept connection is lost after it was sent there.
+        """
+        call = Call(self, request, sink, once=once)
         oldest = self._now() - self._idle_age_s
         while self._idle:
             connection = self._idle.pop()

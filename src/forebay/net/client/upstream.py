@@ -119,7 +119,7 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
         call, self._call = self._call, None
         if call is None:
             return
-        if self._reused and not self._touched:
+        if self._reused and not self._touched and not call.once:
             self._pool.again(call)  # the upstream closed an idle connection while the request was in transit
         else:
             call.fail("lost", f"The connection was closed before the answer was complete{because(exc)}.")
