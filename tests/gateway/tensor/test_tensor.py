@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,27 @@ def test_a_sequence_stays_at_one_replica_whatever_the_policy(policy: Policy, tmp
                 where.add((await front.ask(post(top, b"/v2/models/net/generate"))).headers[b"x-forebay-replica"])
                 assert len(where) == 1
             assert sum(bool(each.requests) for each in workers) > 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_a_compressed_step_stays_with_its_sequence(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    coding = b"content-encoding: gzip" if compress is gzip.compress else b"content-encoding: deflate"
+
+    async def main() -> None:
+        workers = [net(index=index) for index in range(3)]
+        async with cluster(tmp_path, *workers, base=BASE) as front:
+            for id in range(1, 5):
+                body = sequence(id)
+                binary = b"inference-header-content-length: %d" % len(body)
+                steps = [post(body, INFER), post(compress(body), INFER, coding)]
+                steps += [post(compress(body + b"\xff" * 4096), INFER, coding, binary)] * 4
+                answers = [await front.ask(step) for step in steps]
+                assert {each.status for each in answers} == {200}
+                assert len({each.headers[b"x-forebay-replica"] for each in answers}) == 1
+            for broken in (b"no gzip", compress(sequence(9))[:-9]):
+                assert (await front.ask(post(broken, INFER, coding))).status == 200, "its replica reports that"
 
     run(main())
 

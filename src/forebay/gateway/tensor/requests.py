@@ -12,9 +12,10 @@ from forebay.core.model import Task
 from forebay.gateway.dispatch.endpoints import Endpoint
 from forebay.net.exchange import Exchange
 from forebay.net.replica_protocol import GATEWAY
-from forebay.wire.apis.request_fields import FIELD, RequestFields
+from forebay.wire.apis.request_fields import CODING, FIELD, RequestFields
 from forebay.wire.documents import UNREADABLE, unreadable
 from forebay.wire.forms.field import find_fields
+from forebay.wire.oip.coding import beginning
 
 GET, POST = b"GET", b"POST"
 PATHS: Final = frozenset(
@@ -48,6 +49,8 @@ PACKED: Final = (b"inference-header-content-length", b"content-encoding")
 """Headers of bodies that are not, or not only, text."""
 FORM: Final = b"multipart/form-data"
 SEQUENCE: Final = b'"sequence_id"'
+UNPACKED_BYTES_MAX: Final = 1024 * 1024
+"""How much of a compressed body is decompressed to find its sequence: the JSON before tensors is short."""
 NOTHING: Final = msgspec.Raw()
 
 
@@ -149,13 +152,16 @@ def _is_raw(exchange: Exchange) -> bool:
 
 
 def _sequence_of(exchange: Exchange, body: bytes) -> tuple[bytes, bool]:
-    """The sequence id of a request, empty if there is none, or the body is packed and hides it; and whether it begins
+    """The sequence id of a request, empty if there is none, or the body is raw or malformed; and whether it begins
     the sequence."""
     length = exchange.header(b"inference-header-content-length")
-    if length is not None and length.isdigit() and len(length) < 12:
-        body = body[: int(length)]
-    elif _is_raw(exchange):
+    size = int(length) if length is not None and length.isdigit() and len(length) < 12 else -1
+    if size < 0 and _is_raw(exchange):
         return b"", False
+    if (coding := exchange.header(CODING)) is not None:
+        body = beginning(coding, body, UNPACKED_BYTES_MAX if size < 0 else min(size, UNPACKED_BYTES_MAX))
+    elif size >= 0:
+        body = body[:size]
     if SEQUENCE not in body:
         return b"", False
     try:

@@ -61,6 +61,19 @@ def decoded(coding: bytes, body: bytes, bytes_max: int) -> bytes:
     return data
 
 
+def beginning(coding: bytes, body: bytes, bytes_max: int) -> bytes:
+    """At most that much of a decoded body, for who only looks at it; empty if it cannot be decoded."""
+    name = coding.strip().lower()
+    if name in (b"", IDENTITY):
+        return body[:bytes_max]
+    if name not in (GZIP, DEFLATE) or not bytes_max:
+        return b""
+    try:
+        return zlib.decompressobj(_EITHER_BITS).decompress(body, bytes_max)
+    except zlib.error:
+        return b""
+
+
 def encoded(coding: bytes, data: bytes) -> bytes:
     """Encode data in that coding (`GZIP` or `DEFLATE`)."""
     return zlib.compress(data, LEVEL, _WRITTEN_BITS[coding])
