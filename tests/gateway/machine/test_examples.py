@@ -36,13 +36,13 @@ def world() -> Iterator[World]:
         world.close()
 
 
-def ask(world: World, path: bytes, model: str, stream: bool = True, /, **headers: str) -> str:
+def ask(world: World, path: bytes, model: str, stream: bool = True, /, choices: int = 1, **headers: str) -> str:
     """Send a request from a client of its own. Returns its id."""
     client = Client(world.loop, world.server)
     world.clients.append(client)
     id = f"q{len(world.clients)}"
     fields = {"x-request-id": id} | {name.replace("_", "-"): value for name, value in headers.items()}
-    text: dict[str, object] = {"messages": [], "stream": stream} if path == CHAT else {"input": "x"}
+    text: dict[str, object] = {"messages": [], "stream": stream, "n": choices} if path == CHAT else {"input": "x"}
     world.loop.act(lambda: world.ask(client, path, {"model": model, **text}, fields))
     return id
 
@@ -335,3 +335,26 @@ def test_urgent_request_of_a_session_takes_the_slot_of_a_lower_priority_at_its_r
     assert {len(at(world, slot)) for slot in ("chat-0", "chat-1")} == {3}
     urgent = ask(world, CHAT, "chat", x_forebay_session="s", x_forebay_priority="interactive")
     assert urgent in {job.id for job in at(world, home)}
+
+
+def test_replica_that_gets_the_requests_for_one_choice_is_not_called_slow(world: World) -> None:
+    for slot in world.slots[:2]:
+        slot.capacity, slot.node = 8, None
+    world.publish()
+    world.pass_s(2.0)
+    links, lengths = world.gateway.served["chat"].links, world.gateway.served["chat"].lengths
+    for _ in range(12):
+        for slot, model, choices in (("chat-0", "chat@r1", 8), ("chat-1", "chat@r2", 1)):
+            ask(world, CHAT, model, choices=choices)
+            (job,) = at(world, slot)
+            world.loop.act(lambda: job.do(Job.begin, Job.say))  # noqa: B023 - done at once
+        world.pass_s(3.0)
+        for slot, tokens in (("chat-0", 160), ("chat-1", 20)):
+            (job,) = at(world, slot)
+            job.told = (11, tokens, 4)
+            world.loop.act(lambda: job.do(Job.last_words))  # noqa: B023 - done at once
+            world.loop.act(partial(job._trail, b"x-forebay-usage: %d,%d,%d\r\n" % job.told))
+    assert [link.breaker.brown_out.active for link in links] == [False, False]
+    assert lengths.pace_s > 0.1
+    assert world.gateway.account("chat").tpot.sum > 2 * 12 * 0.1
+    assert links[0].meter.pace_s(1.0) == pytest.approx(links[1].meter.pace_s(1.0), rel=0.1)

@@ -34,12 +34,12 @@ def estimate_usage(relay: "Relay", code: str, now: float) -> Used | None:
     completion = 0
     if relay.served.routes.task is _CHAT and not relay.streams:  # a stream delivers its tokens as they come
         most = relay.limit or relay.choices * lengths.longest_tokens(relay.ticket.tenant)
-        completion = int(min(max(0.0, answering_s) / lengths.pace_s, most))
+        completion = int(min(relay.parallel * max(0.0, answering_s) / lengths.pace_s, most))
     return Used(prompt, completion, relay.begun[2] or 0, estimated=True)
 
 
 def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
-    """Learn from a complete response: time per token, and the length of a choice if the client set no limit."""
+    """Learn from a complete response: time per token of a choice, and its length if the client set no limit."""
     lengths = relay.served.lengths
     if relay.served.routes.task is not _CHAT or relay.link is None:
         return
@@ -48,8 +48,9 @@ def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
     if relay.resumes or relay.preempted:  # it was queued in between
         return
     answering_s = now - relay.first_at if relay.first_at else _answering_s(relay, now)
-    if output_tokens >= DECODE_TOKENS_MIN and answering_s > 0.0:
-        lengths.learn_pace(answering_s / output_tokens)
+    steps = output_tokens // relay.parallel
+    if steps >= DECODE_TOKENS_MIN and answering_s > 0.0:
+        lengths.learn_pace(answering_s / steps)
 
 
 def _answering_s(relay: "Relay", now: float) -> float:

@@ -366,5 +366,5 @@ class Relay(RequestState):
         if transcript is not None:
             account.events.inc(transcript.events)
             if self.first_at:
-                account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1])
+                account.streamed(self.first_at - self.began, now - self.first_at, self.usage[1] // self.parallel)
         self.scheduler.end_request(self, code, status, now)

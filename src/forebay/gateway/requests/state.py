@@ -147,6 +147,11 @@ class RequestState:
         return self.joined or self.began
 
     @property
+    def parallel(self) -> int:
+        """How many of its choices its replica generates at once."""
+        return max(1, min(self.choices, self.link.places)) if self.link is not None else 1
+
+    @property
     def unanswered(self) -> bool:
         """Whether no response head has come for the current attempt."""
         return self.mode == WAITING

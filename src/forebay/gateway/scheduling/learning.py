@@ -26,6 +26,7 @@ def learn(relay: "Relay", now: float, estimate: int) -> None:
     learn_answer(relay, output_tokens, now)
     if link is None or relay.resumes or relay.preempted:
         return
+    output_tokens //= relay.parallel  # the time per token is that of one choice
     if relay.mode == WHOLE:
         _compare(relay, link, output_tokens, now)
     if charge is None:
