@@ -144,6 +144,15 @@ def test_explain_distinguishes_no_wait_from_an_unfinished_one(
 
 
 @pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.9996, "1 s"), (0.9994, "999 ms"), (999.7, "1000 s"), (5025.0, "5025 s")]
+)
+def test_explain_writes_out_times_of_any_length(run: Run, root: Path, seconds: float, shown: str) -> None:
+    keep(root, "gateway-2", msgspec.structs.replace(decided("req-5"), total_s=seconds))
+
+    assert f" after {shown}\n" in run("explain", "req-5").stdout
+
+
+@pytest.mark.parametrize(
     ("weights", "formula"),
     [
         (INTERACTIVE, "total = (queue + prefill + 0.15 decode + price + kv) x handicap"),

@@ -139,4 +139,8 @@ def _queued(record: DecisionDocument) -> str:
 
 
 def _seconds(value: float) -> str:
-    return "-" if not value else f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+    if not value:
+        return "-"
+    if value < 0.9995:  # which would be rounded to 1e+03
+        return f"{value * 1000:.3g} ms"
+    return f"{value:.3g} s" if value < 999.5 else f"{value:.0f} s"
