@@ -145,6 +145,13 @@ def test_consistent_hash_stays_while_its_replica_has_free_slots() -> None:
         assert hashed(fleet, RoutingRequest(0, 1, key=5))[1] is why
 
 
+def test_consistent_hash_says_so_if_the_replica_of_a_key_is_full() -> None:
+    home, _ = hashed([Seen(i) for i in "abcd"], RoutingRequest(0, 1, key=5))
+    for full in "abcd":
+        fleet = [Seen(i, 10 if i == full else 0, places=8) for i in "abcd"]
+        assert hashed(fleet, RoutingRequest(0, 1, key=5))[1] is (Why.KEY_OVERFLOW if full == home else Why.ITS_KEY)
+
+
 def test_consistent_hash_falls_back_to_the_first_block_and_then_to_the_request() -> None:
     fleet = [Seen(i) for i in "abcdefgh"]
     assert len({hashed(fleet, RoutingRequest(seed, 1, blocks=(99,))) for seed in range(50)}) == 1

@@ -101,7 +101,7 @@ def choose(
             awaited = worth_a_wait(replicas, pool, full)
             if awaited:
                 return cheapest_or_wait(replicas, pool, awaited, request, pricing)
-        return _pick(policy, replicas, pool, rng, request=request, pricing=pricing)
+        return _pick(policy, replicas, pool, rng, full=full, request=request, pricing=pricing)
     if full:
         return Wait(Why.FULL)
     if dead or not replicas:  # a restarted replica is a new generation, which was not tried
@@ -126,10 +126,11 @@ def _pick(
     pool: list[int],
     rng: Rng,
     *,
+    full: list[int],
     request: RoutingRequest | None,
     pricing: Pricing | None,
 ) -> Route:
-    """The policy's choice among `pool`, replicas with room."""
+    """The policy's choice among `pool`, replicas with room; `full`: those without."""
     if len(pool) == 1 and (policy is not _CPR or request is None or pricing is None):
         return Route(pool[0], Why.ONLY)
     if request is not None and pricing is not None:
@@ -138,7 +139,7 @@ def _pick(
         if policy is _PREFIX_AFFINITY:
             return prefix_affinity(replicas, pool, request, pricing.index)
         if policy is _CONSISTENT_HASH:
-            return consistent_hash(replicas, pool, request)
+            return consistent_hash(replicas, pool, full, request)
     if policy is _ROUND_ROBIN:
         return round_robin(replicas, pool)
     if policy is _P2C:

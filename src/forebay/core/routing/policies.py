@@ -43,19 +43,25 @@ def p2c(replicas: Sequence[ReplicaView], pool: Sequence[int], rng: Rng) -> Route
     return Route(_least_loaded(replicas, (pool[first], pool[second + (second >= first)])), Why.FEWER_OF_TWO)
 
 
-def consistent_hash(replicas: Sequence[ReplicaView], pool: Sequence[int], request: RoutingRequest) -> Route:
-    """The same replica for the same key, unless it is loaded far above the mean and all its slots are used.
+def consistent_hash(
+    replicas: Sequence[ReplicaView], pool: Sequence[int], full: Sequence[int], request: RoutingRequest
+) -> Route:
+    """The same replica for the same key, unless that is `full`, or loaded far above the mean with all slots used.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the highest hash of key and replica wins, so adding or removing
     a replica moves only its own keys, and no ring is kept. The load bound is that of consistent hashing with bounded
     loads (Mirrokni, Thorup and Zadimoghaddam 2018). Without a key, prompts with the same first block go together.
     """
     key = mix(request.key or (request.blocks[0] if request.blocks else request.seed))
-    order = sorted(pool, key=lambda at: mix(key ^ replicas[at].meter.name), reverse=True)
+
+    def rank(at: int) -> int:
+        return mix(key ^ replicas[at].meter.name)
+
+    order = sorted(pool, key=rank, reverse=True)
     load_max = math.ceil(LOAD_BOUND * (sum([_load(replicas[at]) for at in pool]) + 1) / len(pool))
     # the least loaded is always below the bound
     at = next(at for at in order if _load(replicas[at]) < max(load_max, replicas[at].places))
-    return Route(at, Why.ITS_KEY if at == order[0] else Why.KEY_OVERFLOW)
+    return Route(at, Why.ITS_KEY if at == max([order[0], *full], key=rank) else Why.KEY_OVERFLOW)
 
 
 def home(replicas: Sequence[ReplicaView], live: Sequence[int], key: int) -> int:
