@@ -360,7 +360,12 @@ def test_handicaps_are_relative_to_the_healthiest_replica() -> None:
             assert handicaps(0.0) == [1.0] * 3, "nobody has been heard of"
             served.links = links
             assert handicaps(0.0, *links[:2]) == [1.0] * 3, "those that came together are not behind one another"
-            assert handicaps(60.0, links[2]) == [1.0, 1.0, 5.0]
+            assert (
+                served.apply_report(links[2], LoadReport("chat-2", 1, "chat", "r", ReplicaState.READY), 0, 60.0, 60.0)
+                == ""
+            )
+            assert links[2].meter.handicap == 5.0, "from its first load report on, not from the next refresh"
+            assert handicaps(60.0) == [1.0, 1.0, 5.0]
             assert handicaps(75.0) == [1.0, 1.0, 3.0]
             assert handicaps(90.0) == [1.0] * 3
 

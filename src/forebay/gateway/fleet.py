@@ -111,6 +111,7 @@ class Served:
         problem = link.apply_report(report, own)
         if link.live and not was_live:
             link.breaker.ready(now)
+            link.meter.handicap = link.breaker.handicap(now)  # until `refresh` compares it with the others
         stalled, link.stalled = link.stalled, report.stalled_s > STALL_S
         if link.stalled and not stalled:
             link.breaker.brown_out.note_stall(now)
