@@ -177,9 +177,9 @@ class Scheduler:
         waiting, left = served.waiting, LOOK_MAX
         for relay in waiting:
             routing, tried, revision, ticket = relay.routing, relay.tried, relay.revision, relay.ticket
-            stays = routing is not None and routing.stays
-            home = served.homes.find(routing.key) if routing is not None and stays else ""
-            kind = (revision, tried, home or (routing.key if routing is not None and stays else 0), kind_of(relay))
+            key = routing.key if routing is not None and routing.stays else 0
+            home = served.homes.find(key) if key else ""
+            kind = (revision, tried, home or key, relay.mid_sequence, kind_of(relay))
             held = stuck.get(kind)
             if held is not None:
                 if held:
