@@ -15,10 +15,10 @@ from forebay.core.model import TlsSpec
 CA = trustme.CA()
 
 
-def issue(expires_s: float | None = None, ca: trustme.CA = CA) -> trustme.LeafCert:
+def issue(expires_s: float | None = None, ca: trustme.CA = CA, *, begins_s: float | None = None) -> trustme.LeafCert:
     """A certificate for this machine."""
-    until = None if expires_s is None else datetime.fromtimestamp(expires_s, UTC)
-    return ca.issue_cert("localhost", "127.0.0.1", not_after=until)
+    begin, until = (None if at is None else datetime.fromtimestamp(at, UTC) for at in (begins_s, expires_s))
+    return ca.issue_cert("localhost", "127.0.0.1", not_before=begin, not_after=until)
 
 
 def chain(leaf: trustme.LeafCert) -> bytes:

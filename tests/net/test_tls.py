@@ -38,7 +38,8 @@ class Watched:
     def __init__(self, spec: TlsSpec) -> None:
         self._lines = io.StringIO()
         self.metrics = Metrics()
-        self.renewal = CertificateReloader(spec, log.configure(self._lines), self.metrics, wall=lambda: NOW_S)
+        self.now = float(NOW_S)
+        self.renewal = CertificateReloader(spec, log.configure(self._lines), self.metrics, wall=lambda: self.now)
         self.context = self.renewal.start()
 
     def look(self, times: int = 1) -> None:
@@ -195,7 +196,7 @@ def test_certificate_folder_swapped_by_a_symlink_is_noticed(tmp_path: Path) -> N
     assert watched.metrics.gauge("tls_certificate_expiry_seconds").value == NOW_S + 3 * EXPIRY_WARNING_S
 
 
-@pytest.mark.parametrize("damage", ["half", "stranger", "gone", "expired"])
+@pytest.mark.parametrize("damage", ["half", "stranger", "gone", "expired", "early"])
 def test_invalid_renewal_keeps_the_old_certificate_and_warns_once(tmp_path: Path, damage: str) -> None:
     old, new = issue(), issue(NOW_S + 3 * EXPIRY_WARNING_S)
     spec = write(tmp_path, old)
@@ -207,6 +208,8 @@ def test_invalid_renewal_keeps_the_old_certificate_and_warns_once(tmp_path: Path
         Path(spec.certificate).write_bytes(chain(new))
     elif damage == "expired":
         write(tmp_path, issue(NOW_S - 1))
+    elif damage == "early":
+        write(tmp_path, issue(begins_s=NOW_S + 1))
     else:
         Path(spec.key).unlink()
 
@@ -238,6 +241,18 @@ def test_expiring_certificate_is_warned_of_once(tmp_path: Path) -> None:
         ("certificate expires soon", "2026-11-14"),
         ("certificate expires soon", "2026-11-01"),
     ]
+
+
+def test_certificate_of_the_future_is_taken_once_it_is_valid(tmp_path: Path) -> None:
+    watched = Watched(write(tmp_path, issue()))
+    write(tmp_path, issue(NOW_S + 3 * EXPIRY_WARNING_S, begins_s=NOW_S + 60))
+    watched.look(3)
+    assert watched.reloads("taken") == 0
+    watched.now = NOW_S + 60
+    watched.look()
+
+    assert watched.reloads("taken") == 1
+    assert [line["event"] for line in watched.said()] == ["new certificate invalid, the old one stays in use"]
 
 
 def test_expired_certificate_is_replaced_even_by_another_expired_one(tmp_path: Path) -> None:

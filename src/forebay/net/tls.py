@@ -48,10 +48,15 @@ class BadPair(Exception):  # noqa: N818 - states the condition
 
 
 class Pair(NamedTuple):
-    """A loaded certificate with its key. `expires_s` is in seconds since the epoch."""
+    """A loaded certificate with its key, and when it is valid, in seconds since the epoch."""
 
     context: ssl.SSLContext
+    begins_s: float
     expires_s: float
+
+    def is_valid(self, now: float) -> bool:
+        """Whether it is valid now."""
+        return self.begins_s <= now < self.expires_s
 
 
 def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = HTTP_1) -> Pair:
@@ -64,7 +69,7 @@ def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = H
     _, found_key = _read("key", spec.key)
     if found or found_key:
         raise BadPair(*found, *found_key)
-    expires_s = _end_s(spec.certificate, certificate)
+    begins_s, expires_s = _validity(spec.certificate, certificate)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -86,7 +91,7 @@ def load(spec: TlsSpec, clients: str | None = None, protocols: Sequence[str] = H
         except OSError as error:
             raise _bad("clients", clients, f"which cannot be read ({error.strerror or error.args[-1]})") from None
         context.verify_mode = ssl.CERT_REQUIRED
-    return Pair(context, expires_s)
+    return Pair(context, begins_s, expires_s)
 
 
 def conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
@@ -110,6 +115,11 @@ def conflicts(raw: Mapping[str, Any]) -> Iterator[Conflict]:
 def _expired(field: str, path: str, pair: Pair) -> Conflict:
     found = f'"{path}", which expired on {day(pair.expires_s)}'
     return Conflict(field, found, "a certificate that is still valid")
+
+
+def _early(path: str, pair: Pair) -> Conflict:
+    found = f'"{path}", which is not valid before {datetime.fromtimestamp(pair.begins_s, UTC):%Y-%m-%dT%H:%M:%SZ}'
+    return Conflict("certificate", found, "a certificate that is valid already")
 
 
 def day(at_s: float) -> str:
@@ -190,11 +200,12 @@ class CertificateReloader:
         self._complaint = complaint
 
     def _take(self, current: Pair | None = None) -> None:
-        """Load the pair. Raises `BadPair`, also if it has expired and the `current` one has not."""
+        """Load the pair. Raises `BadPair`, also if it is not valid now and the `current` one is."""
         stamp = self._stamp()  # read first: a change during loading counts as another pair at the next poll
         pair, now = load(self._spec, self._clients, self._protocols), self._wall()
-        if current is not None and pair.expires_s <= now < current.expires_s:
-            raise BadPair(_expired("certificate", self._spec.certificate, pair))
+        if current is not None and current.is_valid(now) and not pair.is_valid(now):
+            early, path = now < pair.begins_s, self._spec.certificate
+            raise BadPair(_early(path, pair) if early else _expired("certificate", path, pair))
         self._pair = pair
         self._taken = stamp
         self._warned = False
@@ -244,13 +255,16 @@ def _read(field: str, path: str) -> tuple[bytes, tuple[Conflict, ...]]:
         return b"", _bad(field, path, f"which cannot be read ({error.strerror})").problems
 
 
-def _end_s(path: str, text: bytes) -> float:
-    """When the first certificate of a PEM file expires, in seconds since the epoch. Raises `BadPair` if there is
-    none."""
+def _validity(path: str, text: bytes) -> tuple[float, float]:
+    """When the first certificate of a PEM file begins to be valid and expires, in seconds since the epoch.
+
+    Raises `BadPair` if there is none.
+    """
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
-        return load_pem_x509_certificate(text).not_valid_after_utc.timestamp()
+        found = load_pem_x509_certificate(text)
+        return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
     except ValueError:
         raise _bad("certificate", path, "no PEM certificate") from None
 
