@@ -12,7 +12,8 @@ maximum of the share it uses, the one last given to it and its usage, until a la
 - One request cannot be served from several gateways' shares. If an even division leaves no gateway able to serve a
   rejected request that fits what is left of every limit, one gateway gets all of that, also out of the others'
   floors: so the request is admitted if it is retried within `LACK_S`.
-- A gateway that never had a lease has limit / gateways.
+- A gateway that never had a lease has limit / gateways: one that is added while others hold all of a limit may hand
+  that out in addition, until its first lease. With less it would reject requests of tenants far below their limits.
 
 So the bound is the limit itself. It can be exceeded only by responses that used more than their estimate (counted
 when known), and by what a process of a gateway had handed out since it last saved its counts, at most its share and
