@@ -90,6 +90,15 @@ def test_value_without_effect_is_accepted(fields: dict[str, Any]) -> None:
     assert parsed(**fields) == parsed()
 
 
+@pytest.mark.parametrize("value", [{"city": "Rome"}, [1], "a", None])
+def test_answer_that_a_client_has_parsed_can_be_sent_back(value: Any) -> None:
+    part = {"type": "output_text", "text": '{"city": "Rome"}', "annotations": [], "logprobs": []}
+    answers = [
+        {"type": "message", "role": "assistant", "content": [each]} for each in (part, {**part, "parsed": value})
+    ]
+    assert parsed(input=answers[1:]) == parsed(input=answers[:1])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -114,6 +114,7 @@ _PART: Final[dict[str, Reader]] = {
     "text": _ANY_TEXT,
     "annotations": anything,
     "logprobs": anything,
+    "parsed": anything,  # what OpenAI's clients add to an answer in JSON, and send back with it
     "prompt_cache_breakpoint": only(),
 }
 shaped(_part, object_shape(_PART, ("type", "text")))
