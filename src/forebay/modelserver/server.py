@@ -25,6 +25,7 @@ from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.rate_limiting import RateLimiter
 from forebay.modelserver.ports import IndexEntry, ModelView
 from forebay.modelserver.repository import BadModel
+from forebay.modelserver.strays import Guard
 from forebay.modelserver.waiting import and_finally, in_group
 
 MEASURE_S: Final = 0.5
@@ -61,6 +62,7 @@ class ModelServer:
         self.measured: Measured | None = None
         """Called when a request of one model to another has been answered."""
         self._keeping: asyncio.Task[None] | None = None
+        self._guard: Guard | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -74,6 +76,10 @@ class ModelServer:
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
+        try:
+            self._guard = Guard()
+        except OSError as error:
+            self._log.warning("what models start would survive if this server were killed", reason=str(error))
         memory = self._memory = MemoryManager(options.memory_bytes, options.turn_s, tasks)
         context = ServerContext(
             options,
@@ -96,6 +102,8 @@ class ModelServer:
             self._keeping.cancel()
         if self._models is not None:
             await self._models.close()
+        if self._guard is not None:
+            self._guard.close()
 
     async def _serve(self, models: Collection) -> None:
         self._problems = await models.start()

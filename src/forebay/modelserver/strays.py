@@ -1,11 +1,14 @@
 """Ends processes that a model has started and that have left its process group.
 
 A process in a session of its own (`start_new_session=True`) cannot be found through its parent once the model's
-process is gone. It keeps its initial environment, though, and a mark in that.
+process is gone. It keeps its initial environment, though, and a mark in that. If the server itself is killed, another
+process does it, which the server has started for this: `python -m forebay.modelserver.strays MARK`.
 """
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from secrets import token_hex
@@ -15,15 +18,35 @@ VARIABLE: Final = "FOREBAY_MODEL_PROCESS"
 ROUNDS_MAX: Final = 50
 """Scans of /proc: killed processes may have started more, and take a moment to disappear."""
 ROUND_S: Final = 0.01
+_OURS: Final = token_hex(16)
+"""The beginning of all marks of this server."""
+
+
+class Guard:
+    """A process that waits for the end of this one, and then kills all processes with its marks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "forebay.modelserver.strays", _OURS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # whoever kills the server kills its group
+        )
+
+    def close(self) -> None:
+        """End it; nothing is left to do."""
+        with self._process:
+            self._process.kill()
 
 
 def new_mark() -> str:
     """A new value of `VARIABLE` for one process."""
-    return token_hex(16)
+    return f"{_OURS}.{token_hex(8)}"
 
 
 def end_strays(mark: str) -> int:
-    """Kill all processes with this mark, after the original one has ended; returns their number. Blocks."""
+    """Kill all processes whose mark begins so, after the original one has ended; returns their number. Blocks."""
     entry = f"{VARIABLE}={mark}".encode()
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
@@ -36,7 +59,7 @@ def end_strays(mark: str) -> int:
 
 
 def _kill(pid: int, entry: bytes) -> bool:
-    """Kill a process if its environment has this entry."""
+    """Kill a process if its environment has an entry that begins so."""
     if not _has(pid, entry):
         return False
     with suppress(OSError):  # it has ended
@@ -52,6 +75,18 @@ def _kill(pid: int, entry: bytes) -> bool:
 def _has(pid: int, entry: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return entry in file.read().split(b"\0")
+            return any(each.startswith(entry) for each in file.read().split(b"\0"))
     except OSError:  # it has ended, or belongs to another user
         return False
+
+
+def main() -> None:
+    """Wait until the server is gone, then kill what its models have started."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may be meant for all processes of a service
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_strays(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

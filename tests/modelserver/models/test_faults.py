@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import config, numbers, serving, tensor, until, write
+from tests.modelserver.models.rig import alive, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.models.running.wake_queue import FAILURES_MAX
@@ -287,3 +289,38 @@ def test_unload_drains_requests_for_at_most_drain_s(tmp_path: Path) -> None:
             assert server.states("m") == {"1": ("UNAVAILABLE", "unloaded")}
 
     asyncio.run(main())
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from tests.modelserver.models.rig import serving
+async def scene():
+    async with serving(Path(sys.argv[1]), startup=("m",)):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(scene())
+"""
+STARTS = """
+    def initialize(self, args):
+        import subprocess, sys
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        pids = [subprocess.Popen(sleep, start_new_session=apart).pid for apart in (False, True)]
+        Path({seen!r}).write_text(" ".join(map(str, pids)))
+"""
+
+
+def test_processes_started_by_a_model_end_when_the_server_is_killed(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    write(tmp_path / "models", "m", config(), STARTS.format(seen=str(seen)))
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path / "models")], stdout=subprocess.PIPE, process_group=0
+    ) as server:
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline() == b"ready\n"
+            started = [int(pid) for pid in seen.read_text().split()]
+            assert all(map(alive, started))
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+    asyncio.run(until("they end", lambda: not any(map(alive, started))))
