@@ -249,6 +249,24 @@ def test_ensemble_keeps_its_overridden_configuration_when_a_step_is_reloaded(tmp
     asyncio.run(main())
 
 
+def test_load_of_an_unchanged_model_does_not_rebuild_its_ensembles(tmp_path: Path) -> None:
+    write(tmp_path, "m", config(dims="1"))
+    ensemble(tmp_path, "e", [("m", {"IN": "IN"}, {"OUT": "OUT"})], f"max_batch_size: 8 {IO.format(dims='1')}")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("e",)) as server:
+            write(tmp_path, "m", config(dims="1"), TWO, (2,))
+            await server.load("m", {})
+            assert await server.numbers("e", ONE) == [[2.0]]
+            await server.load("m", {})
+            assert server.statistics("e", "")[0].success.count == 1
+            await server.unload("m", False, "2")
+            await server.load("m", {})
+            assert await server.numbers("e", ONE) == [[2.0]]
+
+    asyncio.run(main())
+
+
 def test_model_keeps_its_overridden_configuration_when_an_ensemble_of_it_is_loaded(tmp_path: Path) -> None:
     write(tmp_path, "m", config(dims="1"))
     form = f"max_batch_size: 3 {IO.format(dims='1')}"

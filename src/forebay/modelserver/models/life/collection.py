@@ -319,8 +319,11 @@ class Collection:
                     described, stamp, await asyncio.to_thread(stamps, found, described), spec.number
                 )
             before = model.described.document if model.described is not None and stamp == model.stamp else None
-            if stamp and before == described.document and not moved and not self._lacks(model, described):
-                model.dismiss_others(chosen_versions(described.config.versions, tuple(described.versions)))
+            chosen = chosen_versions(described.config.versions, tuple(described.versions))
+            serves = {version.number for version in model.ready}
+            # a version may have been unloaded on its own, or have failed since
+            if stamp and before == described.document and not moved and serves.issuperset(chosen):
+                model.dismiss_others(chosen)
                 return False
             model.reason = ""
             try:
@@ -330,10 +333,6 @@ class Collection:
                 raise
             model.overridden = spec.override is not None
             return True
-
-    def _lacks(self, model: Model, described: Described) -> bool:
-        """Whether loading would bring back a version that was unloaded on its own or has failed since."""
-        return len(model.ready) < len([v for v in model.versions if v.number in described.versions])
 
     def _overrides(self, name: str) -> bool:
         """Whether a model serves a configuration that only another load of its own may replace."""
