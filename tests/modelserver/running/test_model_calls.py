@@ -247,6 +247,21 @@ def test_reloading_a_called_model_invalidates_cached_responses(loaded: str, tmp_
     asyncio.run(main())
 
 
+def test_unloading_a_version_of_a_called_model_invalidates_cached_responses(tmp_path: Path) -> None:
+    both = config("version_policy { all {} }")
+    write(tmp_path, "double", both, DOUBLE)
+    write(tmp_path, "double", both, DOUBLE.replace("* 2", "* 30"), (2,))
+    write(tmp_path, "once", calls("double") + "response_cache { enable: true }", CALLS.replace("{name}", "double"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("once",), cache_bytes=10_000) as server:
+            assert await server.numbers("once", ONE) == [[31.0]]
+            await server.unload("double", False, "2")
+            assert await server.numbers("once", ONE) == [[3.0]]
+
+    asyncio.run(main())
+
+
 def test_unavailable_called_models_are_reported_at_load(tmp_path: Path) -> None:
     caller(tmp_path, "lacks", "nobody")
     caller(tmp_path, "egg", "hen")

@@ -188,6 +188,7 @@ class Collection:
         async with model.lock:
             await model.unload(number=number)
             model.dismiss(number)
+        self._invalidate_caches({name})  # an older version may answer from now on
         await self._recheck({name})
         for need in sorted(needs) if dependents and not model.ready else ():
             part = self._models.get(need)
