@@ -213,6 +213,7 @@ class _Parts:
             watcher.ready(Ready(http, grpc, metrics, monotonic() - began, index, configs))
             await stop.wait()
         self._models.draining = True
+        self._server.abort_loads()  # a load may take much longer than requests are given
         await asyncio.gather(self._http.drain(plan.drain_s, LINGER_S), self._rpc.stop(plan.drain_s))
 
     async def close(self) -> None:

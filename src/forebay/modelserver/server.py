@@ -116,6 +116,11 @@ class ModelServer:
         if self._models is not None:
             self._models.give_up(drained=drained)
 
+    def abort_loads(self) -> None:
+        """Abort all loads in progress and reject new ones: the server is about to stop."""
+        if self._models is not None:
+            self._models.give_up()
+
     async def started(self) -> Sequence[str]:
         """Wait until startup is over; returns the error texts of models that could not be loaded."""
         await self._started.wait()

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,11 @@ from tests.modelserver.models.rig import SAME, config, write
 
 STOP_TIMEOUT_S = 60
 NONSENSE = 10_000
+FOR_EVER = """
+    def initialize(self, args):
+        (Path(args["model_repository"]) / "loading").touch()
+        time.sleep(3600)
+"""
 SLOW = """
     def execute(self, requests):
         time.sleep(0.05)
@@ -51,14 +57,14 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Serving]:
+def serving(folder: Path, *options: str) -> Iterator[Serving]:
     """With the models `same` and `slow`; killed at the end unless it has ended."""
     models = folder / "models"
     write(models, "same", config(), SAME)
     write(models, "slow", config("dynamic_batching { }"), SLOW)
     http_port, grpc_port, metrics_port = free_ports(3)
     ports = [f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
-    command = [str(Path(sys.executable).with_name("forebay")), "serve", f"--repository={models}", *ports]
+    command = [str(Path(sys.executable).with_name("forebay")), "serve", f"--repository={models}", *ports, *options]
     with (folder / "forebay.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=REPO, stdout=log, stderr=log)
     ready = f"http://127.0.0.1:{http_port}/v2/health/ready"
@@ -113,6 +119,21 @@ def test_shutdown_under_load_answers_all_accepted_requests(tmp_path: Path) -> No
             connection.close()
         assert server.process.wait(STOP_TIMEOUT_S) == 0
         assert set(answers) == {"right"}, answers
+
+
+def test_shutdown_aborts_a_load_that_hangs(tmp_path: Path) -> None:
+    write(tmp_path / "models", "hangs", config(), FOR_EVER)
+    explicit = ("--model-control-mode=explicit", "--load-model=same", "--exit-timeout-secs=600")
+    with serving(tmp_path, *explicit) as server, ThreadPoolExecutor() as threads:
+        url = f"http://127.0.0.1:{server.port}/v2/repository/models/hangs/load"
+        load = threads.submit(httpx.post, url, json={}, timeout=2 * STOP_TIMEOUT_S)
+        try:
+            wait_for("it is being loaded", (tmp_path / "models/hangs/loading").exists)
+            server.process.terminate()
+            assert server.process.wait(STOP_TIMEOUT_S) == 0
+        finally:
+            server.process.kill()
+        assert load.result().status_code == 400
 
 
 def test_killed_server_leaves_no_model_processes(tmp_path: Path) -> None:
