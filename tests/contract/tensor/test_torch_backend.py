@@ -92,6 +92,40 @@ def test_model_with_dict_inputs_and_outputs(tmp_path: Path) -> None:
     assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
 
 
+class Optionals(torch.nn.Module):
+    def forward(
+        self, a: torch.Tensor | None = None, b: torch.Tensor | None = None, c: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        zero = torch.zeros(2, 4)
+        return (zero if a is None else a) - (zero if b is None else b), zero if c is None else c
+
+
+@pytest.mark.parametrize("inputs", ["a b c", "b a c", "X__0 X__1 X__2", "first second third"])
+def test_optional_input_that_is_absent_leaves_others_in_their_places(inputs: str, tmp_path: Path) -> None:
+    script(Optionals(), tmp_path / "model.pt")
+    optional = tuple(replace(spec(name, Datatype.FP32, 4), optional=True) for name in inputs.split())
+    settings = named("", "O__0 O__1", inputs=optional)
+    _, second, third = sorted(inputs.split()) if "a" in inputs.split() else inputs.split()
+
+    assert list(outputs(settings, tmp_path, **{second: B}).values()) == [(-B).tolist(), (0 * B).tolist()]
+    assert list(outputs(settings, tmp_path, **{third: B}).values()) == [(0 * B).tolist(), B.tolist()]
+
+
+def test_arguments_that_are_not_configured_keep_their_defaults(tmp_path: Path) -> None:
+    script(Optionals(), tmp_path / "model.pt")
+
+    found = outputs(named("a c", "O__0 O__1"), tmp_path, a=A, c=B)
+
+    assert list(found.values()) == [A.tolist(), B.tolist()]
+
+
+def test_no_strings_are_an_output_too(tmp_path: Path) -> None:
+    script(Words(), tmp_path / "model.pt")
+    words = {"inputs": (spec("x", Datatype.BYTES, -1),), "outputs": (spec("y", Datatype.BYTES, -1),), "max_batch": 0}
+
+    assert outputs(named("", "", **words), tmp_path, x=np.empty(0, object)) == {"y": []}
+
+
 def test_strings_are_passed_as_a_list(tmp_path: Path) -> None:
     script(Words(), tmp_path / "model.pt")
     words = np.array([b"a", "é".encode()], object)
@@ -270,12 +304,26 @@ def test_export_describes_its_inputs_and_outputs(tmp_path: Path) -> None:
     assert response.outputs["OUTPUT__2"].tolist() == [[0.5] * 3] * 2
 
 
-def test_export_with_non_tensor_inputs_requires_configuration(tmp_path: Path) -> None:
-    class Times(torch.nn.Module):
-        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
-            return x * times
+class Times(torch.nn.Module):
+    def forward(
+        self, x: torch.Tensor, times: int, mask: torch.Tensor | None, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * times - y, x
 
-    torch.export.save(torch.export.export(Times(), (torch.ones(2, 4), 3)), tmp_path / "model.pt2")
+
+@pytest.mark.parametrize("inputs", ["", "x y", "A__0 A__1", "first second", "ARGS[0] ARGS[3]"])
+def test_arguments_that_are_no_tensors_keep_the_values_of_the_export(inputs: str, tmp_path: Path) -> None:
+    made = torch.export.export(Times(), (torch.ones(2, 4), 3, None, torch.ones(2, 4)))
+    torch.export.save(made, tmp_path / "model.pt2")
+    names = inputs.split() or ["x", "y"]
+
+    found = outputs(named(inputs, "O__0 O__1" if inputs else ""), tmp_path, **dict(zip(names, (A, B), strict=True)))
+
+    assert list(found.values()) == [(A * 3 - B).tolist(), A.tolist()]
+
+
+def test_export_with_inputs_that_cannot_be_carried_is_rejected(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(AddSub(), (torch.ones(2) * 1j, torch.ones(2))), tmp_path / "model.pt2")
 
     with pytest.raises(BackendFailed, match="is not a tensor that the protocol can carry"):
         load(named("", ""), tmp_path)

@@ -11,11 +11,13 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
@@ -61,8 +63,14 @@ DATATYPES: Final = {
     torch.bfloat16: Datatype.BF16,
 }
 
+TOPS: Final = ("ARGS", "KWARGS")
+"""First steps of a path to an argument of a program."""
+
 Call = Callable[[Mapping[str, object]], object]
 """Inputs by name → whatever the model returns."""
+
+Order = Callable[[Mapping[str, object]], Sequence[str]]
+"""Inputs by name → their names in the model's order."""
 
 
 class TorchBackend:
@@ -223,7 +231,7 @@ def _open(
             code = module.forward.__code__
             names = list(code.co_varnames[1 : code.co_argcount])
     order = _order(_named(config), names)
-    return config, _place_of(config), lambda feed: module(*(feed[name] for name in order(feed)))
+    return config, _place_of(config), partial(_call_module, module, order, frozenset(names), _named(config))
 
 
 def _format(config: ModelConfig, file: Path, allowed: bool) -> str:
@@ -274,7 +282,7 @@ def _said_by(program: Any, config: ModelConfig) -> ModelConfig:
     """The configuration with the program's tensors, batch dimension included; outputs have positions but no names."""
     signature = program.graph_signature
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    inputs = [_spec(str(name), values.get(name), config) for name in signature.user_inputs]
+    inputs = [_spec(name, values.get(name), config) for name, constant in _arguments(program) if not constant]
     outputs = [
         _spec(f"OUTPUT__{place}", values[name], config)
         for place, name in enumerate(signature.user_outputs)
@@ -294,20 +302,46 @@ def _program(config: ModelConfig, program: Any) -> tuple[Callable[[str], str | i
     """A program of `torch.export`: inputs by argument, by position, or by path (`ARGS[0]`, `KWARGS[mask][a]`)."""
     module = program.module()
     entry, leave = program.call_spec.in_spec, program.call_spec.out_spec
-    arguments = list(program.graph_signature.user_inputs)
-    paths = _paths(entry, ("ARGS", "KWARGS"))
+    given = _arguments(program)
+    constants = [(place, constant.value) for place, (_, constant) in enumerate(given) if constant]
+    paths = [path for path, (_, constant) in zip(_paths(entry, TOPS), given, strict=True) if not constant]
     names = _named(config)
     by_path = names and all(name in paths for name in names)
-    order = _order(names, list(paths) if by_path else arguments)
+    order = _order(names, paths if by_path else [name for name, constant in given if not constant])
     results = {f"RESULT{path}": place for place, path in enumerate(_paths(leave, None))}
     plain = _place_of(config)
 
     def call(feed: Mapping[str, object]) -> object:
         flat = [feed[name] for name in order(feed)]
+        for place, value in constants:
+            flat.insert(place, value)
         args, kwargs = pytree.tree_unflatten(flat, entry)
         return pytree.tree_leaves(module(*args, **kwargs))
 
     return lambda name: results[name] if name in results else plain(name), call
+
+
+def _arguments(program: Any) -> list[tuple[str, ConstantArgument | None]]:
+    """The arguments of a program in order, with the value of those that are no tensors (None, for example)."""
+    found = [each.arg for each in program.graph_signature.input_specs if each.kind is InputKind.USER_INPUT]
+    return [(str(each.name), each if isinstance(each, ConstantArgument) else None) for each in found]
+
+
+def _call_module(
+    module: Callable[..., object],
+    order: Order,
+    arguments: frozenset[str],
+    configured: Sequence[str],
+    feed: Mapping[str, object],
+) -> object:
+    """Call a module by argument, or else by position, where None takes the place of an absent optional input."""
+    if arguments.issuperset(feed):
+        return module(**feed)
+    given = {**dict.fromkeys(configured), **feed}
+    values = [given[name] for name in order(given)]
+    while values and values[-1] is None:
+        values.pop()
+    return module(*values)
 
 
 def _named(config: ModelConfig) -> list[str]:
@@ -326,7 +360,7 @@ def _paths(spec: Any, tops: tuple[str, str] | None) -> list[str]:
     return found
 
 
-def _order(configured: Sequence[str], arguments: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[str]]:
+def _order(configured: Sequence[str], arguments: Sequence[str]) -> Order:
     """The order of inputs: by argument name, by `<name>__<position>`, or as configured."""
     if all(name in arguments for name in configured):
         ranks = {name: place for place, name in enumerate(arguments)}
@@ -359,7 +393,7 @@ def _leaves(returned: object) -> dict[str | int, Any]:
             return found | dict(enumerate(returned.values()))
         case tuple():
             return dict(enumerate(returned))
-        case list() if not returned or not isinstance(returned[0], str):
+        case list() if returned and not isinstance(returned[0], str):
             return dict(enumerate(returned))
         case _:
             return {0: returned}
