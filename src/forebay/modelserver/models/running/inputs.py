@@ -16,6 +16,8 @@ LENGTH: Final = Struct("<I")
 """Length prefix of each BYTES element."""
 STRINGS_MAX: Final = 1_000_000
 """Element limit of one BYTES tensor: validation takes 0.2 µs each, and blocks the event loop."""
+ELEMENTS_MAX: Final = (2**63 - 1) // 8
+"""Elements of an array of 64-bit numbers or of texts, if dimensions of 0 are left out."""
 BATCH_NOTE: Final = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -153,6 +155,12 @@ class Contract:
     def _check_size(self, request: InferRequest, tensor: Tensor, shape: tuple[int, ...]) -> None:
         """Check the size of the data against the shape."""
         elements = prod(shape)
+        if not elements and self._exceeds(tensor.shape):
+            text = (
+                f"input '{tensor.name}' for model '{self._model}': shape {dims_text(tensor.shape)} causes total "
+                f"element count to exceed maximum size of {ELEMENTS_MAX}"
+            )
+            raise self._invalid(request, text)
         if tensor.datatype is Datatype.BYTES:
             if elements > self._strings_max:
                 text = (
@@ -167,6 +175,11 @@ class Contract:
         expected, found = elements * ELEMENT_BYTES[tensor.datatype], size_bytes(tensor.data)
         if expected != found:
             raise self._invalid(request, self._size_text(tensor.name, expected, found))
+
+    def _exceeds(self, shape: tuple[int, ...]) -> bool:
+        """Whether no array can have this shape, or a batch of it: dimensions beside a zero have limits too."""
+        item = shape[1:] if self._max_batch else shape
+        return prod([size or 1 for size in item]) * max(1, self._max_batch) > ELEMENTS_MAX
 
     def _size_text(self, name: str, expected: int, found: int) -> str:
         what = f"input byte size mismatch for input '{name}' for model '{self._model}'"
