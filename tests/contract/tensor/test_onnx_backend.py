@@ -72,6 +72,30 @@ def test_external_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> 
     backend.close()
 
 
+def test_model_and_weights_can_be_links_into_one_folder(tmp_path: Path) -> None:
+    weighted(tmp_path / "1", "weights.bin")
+    np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "weights.bin")
+    (tmp_path / "contents").mkdir()
+    for number, name in enumerate(("model.onnx", "weights.bin")):
+        (tmp_path / "1" / name).rename(tmp_path / "contents" / str(number))
+        (tmp_path / "1" / name).symlink_to(f"../contents/{number}")
+    backend, _ = load(PLAIN, tmp_path / "1")
+
+    (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
+
+    assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
+    backend.close()
+
+
+def test_weights_that_are_a_link_elsewhere_are_never_read(tmp_path: Path) -> None:
+    weighted(tmp_path / "1", "weights.bin")
+    np.eye(4, dtype=np.float32).tofile(tmp_path / "secret")
+    (tmp_path / "1" / "weights.bin").symlink_to("../secret")
+
+    with pytest.raises(BackendFailed, match=r"refers to .*, which lies outside its folder"):
+        load(PLAIN, tmp_path / "1")
+
+
 def test_model_file_can_be_a_folder(tmp_path: Path) -> None:
     weighted(tmp_path / "1" / "model.onnx", "weights.bin")
     np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "model.onnx" / "weights.bin")

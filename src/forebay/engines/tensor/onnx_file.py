@@ -1,4 +1,5 @@
-"""Checks the external files that an ONNX file refers to: they must lie in its own folder.
+"""Checks the external files that an ONNX file refers to: they must lie in its own folder, if it is a link in that of
+the link or of its target.
 
 Parses only the parts of the protobuf encoding that lead to `TensorProto.external_data` (onnx.proto, field numbers).
 """
@@ -33,9 +34,10 @@ def outside(file: Path) -> Iterator[str]:
         yield f"{file.name} is not a whole ONNX file: {error}"
         return
     folder = file.parent.resolve()
+    folders = (folder, file.resolve().parent)  # caches such as Hugging Face's link both to one folder of contents
     for name in names:
         target = (folder / name).resolve()
-        if not target.is_relative_to(folder):
+        if not any(target.is_relative_to(each) for each in folders):
             yield f"{file.name} refers to {name!r}, which lies outside its folder"
         elif not target.is_file():
             yield f"{file.name} keeps weights in {name!r}, which is missing"
