@@ -10,6 +10,7 @@ from typing import Final
 import httpx
 
 from forebay.cli.conformance.check import Check, Deviation, Json, Level, Result, Skip, Verdict, compared, shown
+from forebay.cli.conformance.generic import ABSENT
 from forebay.cli.conformance.server import Server
 
 CHECK_TIMEOUT_S: Final = 90.0
@@ -41,10 +42,10 @@ async def discover(server: Server) -> None:
     Raises httpx.HTTPError if the server does not respond, `KeyRefused`, and `Absent` if it does not know a given
     model.
     """
-    answer = await server.get("/v2")
+    about = (await server.get("/v2")).json
+    answer = await server.get(f"/v2/models/{ABSENT}")  # gateways tell everyone what they are
     if answer.status in (401, 403):
         raise KeyRefused(f"HTTP {answer.status}, {shown(answer.body.decode('latin-1'))}")
-    about = answer.json
     if isinstance(about, dict):
         server.name = str(about.get("name", ""))
         server.extensions = [each for each in about.get("extensions", ()) if isinstance(each, str)]
