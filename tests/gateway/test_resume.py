@@ -242,20 +242,73 @@ def test_stream_ended_with_a_non_retryable_error_is_not_resumed(tmp_path: Path) 
     run(main())
 
 
-def test_stream_missing_only_its_end_is_completed_by_the_gateway(tmp_path: Path) -> None:
-    def endless(exchange: Exchange) -> None:
-        chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True, include_usage=True)
+def told_until(last: bytes, *, counted: bool) -> Handler:
+    """Tells all of a text, and breaks off after `last` of its end."""
+
+    def answer(exchange: Exchange) -> None:
+        chunks = ChatAnswer(Head(FIRST_ID, FIRST_CREATED, "chat", "r1"), stream=True, include_usage=counted)
         exchange.start(200, [EVENT_STREAM])
-        exchange.write(chunks.opening(0) + chunks.delta(0, "all") + chunks.finish(0, "stop"))
-        exchange.write(chunks.end(Usage(1, 1))[:20])
+        exchange.write(chunks.opening(0) + chunks.delta(0, "all"))
+        end = chunks.finish(0, "stop") + chunks.end(Usage(1, 1))
+        exchange.write(end[: end.index(last) + len(last)])
         exchange.abort()
 
+    return answer
+
+
+@pytest.mark.parametrize("last", [b'"stop"}]}\n\nda', b'"total_tokens":2}}\n\nda'])
+def test_stream_missing_only_its_end_is_completed_by_the_gateway(last: bytes, tmp_path: Path) -> None:
+    counted = b"tokens" in last
+
     async def main() -> None:
-        workers = [Worker(endless, f"chat-{n}") for n in range(2)]
+        workers = [Worker(told_until(last, counted=counted), f"chat-{n}") for n in range(2)]
         async with cluster(tmp_path, *workers) as front:
             answer = await front.ask(post(chat(stream=True)))
-            assert contents(answer.body)[0] == "all"
+            assert b'"content":"all"' in answer.body
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+            assert (b'"total_tokens":2' in answer.body) is counted
             assert sum(len(worker.requests) for worker in workers) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("last", [b'"stop"}],"usage":null}\n\n', b'"usage":{"prompt'])
+def test_stream_missing_its_token_counts_gets_them_from_another_replica(last: bytes, tmp_path: Path) -> None:
+    broken = told_until(last, counted=True)
+    said: list[bytes] = []
+
+    def rest(exchange: Exchange) -> None:
+        """The first one breaks off, the next one has nothing to add but the end."""
+        if exchange.header(b"x-forebay-continue") is None:
+            broken(exchange)
+            return
+        said.append(exchange.body[-3:])
+        head = Head(FIRST_ID, FIRST_CREATED, "chat", "r1")
+        chunks = ChatAnswer(head, stream=True, include_usage=True, begun="all")
+        exchange.start(200, [EVENT_STREAM])
+        exchange.write(chunks.finish(0, "stop") + chunks.end(Usage(5, 1)))
+        exchange.end([(b"x-forebay-usage", b"5,1,0")])
+
+    async def main() -> None:
+        async with cluster(tmp_path, *(Worker(rest, f"chat-{n}") for n in range(2))) as front:
+            body = (await front.ask(post(chat(stream=True)))).body
+            assert said == [b"all"]
+            assert [body.count(once) for once in (b'"all"', b'"stop"', b'"total_tokens":6', b"[DONE]")] == [1] * 4
+
+    run(main())
+
+
+def test_stream_whose_token_counts_nobody_can_give_is_complete_without(tmp_path: Path) -> None:
+    broken = told_until(b'"stop"}],"usage":null}\n\n', counted=True)
+
+    def refuse(exchange: Exchange) -> None:
+        again = exchange.header(b"x-forebay-continue") is not None
+        (failing(400, "not_resumable") if again else broken)(exchange)
+
+    async def main() -> None:
+        async with cluster(tmp_path, *(Worker(refuse, f"chat-{n}") for n in range(2))) as front:
+            body = (await front.ask(post(chat(stream=True)))).body
+            assert contents(body)[0] == "all"
 
     run(main())
 

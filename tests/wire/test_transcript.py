@@ -111,6 +111,26 @@ def test_text_is_found_beside_logprobs() -> None:
     assert said.text.decode() == "".join(map(str, range(40)))
 
 
+@pytest.mark.parametrize("kind", [ChatAnswer, CompletionAnswer])
+@given(cuts=st.lists(st.integers(0, 1500), max_size=8))
+def test_end_of_a_choice_is_passed_on_with_its_token_counts(
+    kind: type[ChatAnswer | CompletionAnswer], cuts: list[int]
+) -> None:
+    chunks = kind(HEAD, stream=True, include_usage=True)
+    text = chunks.opening(0) + chunks.delta(0, '"}],"usage":null}\n\n')
+    end, counts = chunks.finish(0, "stop"), chunks.end(Usage(1, 1))
+    data = text + end + counts
+    marks = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    transcript = Transcript()
+    out = b""
+    for start, stop in pairwise(marks):
+        out += transcript.feed(data[start:stop])
+        assert len(out) <= len(text) or len(out) > len(text + end)
+        assert out + transcript.held == data[:stop]
+        assert not transcript.end or transcript.end == end
+    assert out == data
+
+
 def test_complete_text_is_recognized() -> None:
     chunks = ChatAnswer(HEAD, stream=True)
     said = told(*stream(["a"], chat=True), chunks.finish(0, "stop")).state()

@@ -6,7 +6,8 @@ Events are collected and processed a few at a time: where several arrived in one
 texts is one `replace`. Only events that do not match are parsed.
 
 In Anthropic's Messages and OpenAI's Responses several events follow the text, and a stream could not be resumed
-between these: they are passed on together, once the last one is there.
+between these: they are passed on together, once the last one is there. So is the end of a choice with the token
+counts that its client asked for.
 """
 
 import re
@@ -29,6 +30,9 @@ LARGE_BYTES: Final = 8192
 TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 """A longer response cannot be resumed."""
 END: Final = b"\n\n"
+COUNTS_DUE: Final = b'"}],"usage":null}\n\n'
+"""Ends the last event of a choice whose stream has token counts: the others have no reason to finish. Text cannot
+contain it, as its quotes are escaped."""
 NEWLINE: Final = 10
 """As an int: `in` on bytes first tries it as one, and a bytes operand costs an exception."""
 DONE: Final = b"[DONE]"
@@ -91,11 +95,13 @@ class Transcript:
 
     __slots__ = (
         "_closing", "_created", "_events", "_finished", "_id", "_named", "_pending", "_prefix", "_resumable",
-        "_suffix", "_text", "_textless", "held", "last", "open",
+        "_suffix", "_text", "_textless", "end", "held", "last", "open",
     )  # fmt: skip
 
     def __init__(self, path: str = "", *, resumable: bool = True) -> None:
         self.held = b""
+        self.end = b""
+        """The end of the choice that was held back, for a stream that nobody can go on with."""
         self.open = False
         """Whether the data passed on so far ends inside an event."""
         self.last = b""
@@ -127,6 +133,10 @@ class Transcript:
                 return data
         if self._closing is not None and data.find(self._closing) >= 0:
             data = self._hold_end(data)
+            if not data:
+                return data
+        elif data.endswith(COUNTS_DUE) and self._resumable:
+            data = self._hold_last(data)
             if not data:
                 return data
         self.last = data
@@ -201,6 +211,15 @@ class Transcript:
             self._give_up()
             return data
         self.held = end
+        return data[:at]
+
+    def _hold_last(self, data: bytes) -> bytes:
+        """Hold back the last event, which the token counts follow."""
+        at = data.rfind(END, 0, len(data) - len(END)) + len(END)
+        if at < len(END):  # it is the only one
+            at = 0
+        self.end = data[at:]
+        self.held = self.end + self.held
         return data[:at]
 
     def _give_up(self) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _CONTINUATION: Final = b"\r\n" + CONTINUE + b": %b\r\ncontent-length: %d\r\n\r\n"
 OBJECT_ENDS: Final = (b"}", b"}\n")
 """How every complete response body ends: all of them are JSON objects."""
+LAST_EVENT: Final = b"data: %b\n\n" % DONE
 LENGTH: Final = b"\r\ncontent-length: "
 NOT_RELAYED: Final = frozenset(
     {
@@ -283,7 +284,7 @@ class Relay(RequestState):
         last, said = (last_data(transcript.last), transcript.state()) if transcript is not None else (b"", None)
         if self.exchange.finished or ended(last) or (said is not None and said.finished):
             if not ended(last):
-                self.exchange.write(b"data: %b\n\n" % DONE)
+                self.exchange.write(LAST_EVENT)
             self.exchange.end()
             self._end(OK, self.status)
         elif last.startswith(b'{"error":'):  # the replica has already sent the client an error event
@@ -310,6 +311,8 @@ class Relay(RequestState):
         if status != 200 or not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
             self.mode, self.body = FAILED, []
             return
+        assert self.transcript is not None
+        self.transcript.end = b""  # it may say more
         self.mode, self._heard = EVENTS, False
         self._listen()
 
@@ -345,6 +348,11 @@ class Relay(RequestState):
     def _interrupted(self, text: str = "") -> None:
         """The response will not be complete: send an error event and cut the connection."""
         transcript = self.transcript
+        if transcript is not None and transcript.end:  # only the token counts are missing
+            self.exchange.write(transcript.end + LAST_EVENT)
+            self.exchange.end()
+            self._end(OK, self.status)
+            return
         if transcript is not None:
             event = error_event(Code.STREAM_INTERRUPTED, text, self.path, transcript.events)
             self.exchange.write((b"\n\n" if transcript.open else b"") + event)
