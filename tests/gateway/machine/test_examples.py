@@ -18,6 +18,7 @@ from forebay.core.routing import Route, Shed, Wait, choose
 from forebay.gateway.dispatch import fallback
 from forebay.gateway.dispatch.dispatching import condition
 from forebay.gateway.fleet import Served
+from forebay.gateway.requests.relay import Relay
 from forebay.gateway.scheduling.holding import LOOK_MAX
 
 pytestmark = pytest.mark.interpreted
@@ -43,6 +44,8 @@ def ask(world: World, path: bytes, model: str, stream: bool = True, /, choices: 
     id = f"q{len(world.clients)}"
     fields = {"x-request-id": id} | {name.replace("_", "-"): value for name, value in headers.items()}
     text: dict[str, object] = {"messages": [], "stream": stream, "n": choices} if path == CHAT else {"input": "x"}
+    if path.endswith(b"/v1/completions"):
+        text = {"prompt": [1, 2, 3]}
     world.loop.act(lambda: world.ask(client, path, {"model": model, **text}, fields))
     return id
 
@@ -358,3 +361,25 @@ def test_replica_that_gets_the_requests_for_one_choice_is_not_called_slow(world:
     assert lengths.pace_s > 0.1
     assert world.gateway.account("chat").tpot.sum > 2 * 12 * 0.1
     assert links[0].meter.pace_s(1.0) == pytest.approx(links[1].meter.pace_s(1.0), rel=0.1)
+
+
+def test_request_that_no_other_model_can_serve_is_read_once_for_that(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(relay: Relay, model: str) -> fallback.Made | None:
+        read.append(model)
+        return made_for(relay, model)
+
+    made_for = fallback._made_for
+    monkeypatch.setattr(fallback, "_made_for", counted)
+    world.routes["chat"] = replace(world.routes["chat"], queue_max=99, queue_timeout_s=60.0)
+    world.publish()
+    for _ in range(20):
+        ask(world, CHAT.replace(b"/chat", b""), "chat", False, x_forebay_fallback="allow")
+    waiting = len(world.waiting())
+    world.loop.advance(31.0)
+    for _ in range(3):
+        world.loop.act(world.scheduler.expire)
+    assert len(world.waiting()) == len(read) == waiting > 0

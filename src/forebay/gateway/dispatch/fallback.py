@@ -48,7 +48,7 @@ def fall_back_or_reject(
 def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition, code: str = "") -> bool:
     """Send it to a fallback model, if there is one and the caller allows it. `code`: the error of the last one."""
     before = relay.served
-    if relay.exchange.started or relay.once:  # another model has no state of a sequence
+    if relay.exchange.started or relay.once or relay.bound:  # another model has no state of a sequence
         return False
     chosen = relay.chosen or Chosen(before.routes.name, "")
     tenant = relay.admitted.tenant if relay.admitted is not None else ANONYMOUS
@@ -58,10 +58,9 @@ def fall_back(scheduler: "Scheduler", relay: "Relay", trouble: Condition, code: 
     if found is None:
         return False
     made = _made_for(relay, found.model)
-    if made is None:
-        return False
-    endpoint, _, request = made
-    if not endpoint.runs or TOKEN_IDS.match(request.text):  # token ids mean other text in another model's vocabulary
+    # token ids mean other text in another model's vocabulary
+    if made is None or not made[0].runs or TOKEN_IDS.match(made[2].text):
+        relay.bound = True  # a queue is gone through several times a second, and reading it took time
         return False
     now = scheduler.now()
     if now > (relay.free_at or relay.began):  # in the queue, which it may have left already

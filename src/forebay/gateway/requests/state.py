@@ -52,6 +52,8 @@ class RequestState:
     """It must not be sent to a replica twice."""
     mid_sequence = False
     """One replica has the state that it needs: it does not begin its sequence."""
+    bound = False
+    """No fallback model can serve it, whatever the condition of its own."""
     slotless = False
     """It has not been queued, and needs no slot of an engine: only the tokenizer."""
     session = b""
