@@ -161,12 +161,15 @@ def test_usage_in_a_damaged_file_is_counted_again_from_the_audit_log(tmp_path: P
     for n, ts in enumerate(days * 3):
         first.finished(facts(n, ts=ts))
     first.close()
-    (tmp_path / "gateway-0" / f"usage-{day_text(DAY)}.json").write_text(content)
+    own, lost = tmp_path / "gateway-0", {f"usage-{day_text(day)}.json" for day in (DAY - 9, DAY)}
+    for name in lost:
+        (own / name).write_text(content)
     assert ledger_sums(tmp_path).requests == 6, "what `forebay usage` prints until a gateway starts"
 
     for n in (6, 7):
         again = started(tmp_path)
         again.finished(facts(n))
         again.close()
-        found = usage(tmp_path / "gateway-0", 0)
+        assert {path.stem for path in own.glob("*.damaged")} == lost, "kept, but not searched for at every start"
+        found = usage(own, 0)
         assert {day: sums.requests for (day, _), sums in found.items()} == {DAY - 1: 3, DAY: n - 2}

@@ -138,13 +138,16 @@ class Ledger:
 
     def start(self, folder: Path) -> None:
         """Add what an earlier process counted, and what its audit lines add to that. Raises OSError."""
-        seq, found = read_position(folder), dict[tuple[int, Key], Sums]()
-        for late in _not_counted(folder, seq, _days(folder)):
+        seq, days, found = read_position(folder), _days(folder), dict[tuple[int, Key], Sums]()
+        for late in _not_counted(folder, seq, days):
             found.setdefault((late.day, late.key), Sums()).add(late.sums)
             seq = max(seq, late.seq)
         for (day, key), sums in found.items():
             rows = self._days.setdefault(day, {})
             (rows.get(key) or _new(rows, key)).add(sums)
+            self._dirty.add(day)
+        for day in (day for day, content in days.items() if content.seq < 0):  # to be replaced, so as to search once
+            self._days.setdefault(day, {})
             self._dirty.add(day)
         self._folder, self._seq = folder, seq
 
