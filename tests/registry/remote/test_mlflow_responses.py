@@ -19,7 +19,13 @@ GOOD = {
 }
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, home: Path, answers: Mapping[str, object], source: str) -> Path:
+def ask(
+    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
+    answers: Mapping[str, object],
+    source: str,
+    url: str = "http://ml:1",
+) -> Path:
     """Fetch a source from a server with these answers."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -31,9 +37,9 @@ def ask(monkeypatch: pytest.MonkeyPatch, home: Path, answers: Mapping[str, objec
         packed = httpx.ByteStream(gzip.compress(content))  # as a proxy before the server does
         return httpx.Response(200, stream=packed, headers={"content-encoding": "gzip"})
 
-    client = httpx.Client(base_url="http://ml:1", transport=httpx.MockTransport(answer))
+    client = httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
     monkeypatch.setattr(mlflow, "_client", lambda url: client)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ml:1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     return obtain(parse(source), home, lambda stage, done, total: None)
 
 
@@ -70,3 +76,15 @@ def test_invalid_response_is_reported_and_writes_no_file(
 def test_model_name_cannot_escape_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
     with pytest.raises(SourceError, match="not of the form"):
         ask(monkeypatch, tmp_path, GOOD, source)
+
+
+def test_password_in_the_address_is_in_no_path_and_no_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = "http://bob:secret@ml:1"
+    found = ask(monkeypatch, tmp_path, GOOD, "mlflow:tiny@champion", url)
+    assert found.parent == tmp_path / "models/mlflow/ml%3A1/tiny/7"
+
+    with pytest.raises(SourceError, match="http://ml:1 does not respond like an MLflow server") as caught:
+        ask(monkeypatch, tmp_path, {**GOOD, "/registered-models/alias": b"<html>"}, "mlflow:tiny@champion", url)
+    assert "secret" not in str(caught.value)

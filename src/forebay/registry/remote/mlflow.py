@@ -38,7 +38,8 @@ def fetch_mlflow(source: RemoteSource, home: Path, progress: Progress) -> Path:
         progress(f"version {version}", 0, None)
         root = server.artifacts(match["model"], version)
         files = sorted(server.listing(root))
-        folder = home / "models" / "mlflow" / quote(urlsplit(url).netloc, safe="") / match["model"] / version
+        place = urlsplit(url).netloc.rpartition("@")[2]  # without a password: paths are shown and logged
+        folder = home / "models" / "mlflow" / quote(place, safe="") / match["model"] / version
         return download_files(
             str(source), files, lambda file, offset: server.read(root, file, offset), folder, progress
         )
@@ -134,9 +135,8 @@ class _Server:
             answer = self._client.get(f"{API}{endpoint}", params=parameters)
             document = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise SourceError(
-                f"{self._name}: {self._client.base_url} does not respond like an MLflow server ({error})"
-            ) from error
+            place = self._client.base_url.copy_with(userinfo=b"")
+            raise SourceError(f"{self._name}: {place} does not respond like an MLflow server ({error})") from error
         if answer.status_code != 200 or not isinstance(document, dict):
             said = document.get("message", "") if isinstance(document, dict) else ""
             raise SourceError(f"{self._name}: {said or 'unusable response'} (HTTP {answer.status_code})")
