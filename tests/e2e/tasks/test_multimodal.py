@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import queue
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import tritonclient.grpc as over_grpc
 from tests.e2e.tasks.served import Served, at_once, serving
 from tritonclient.utils import InferenceServerException
+
+from forebay.cli.repository.demos.multimodal import BYTES, SPECIAL
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -90,6 +93,11 @@ def test_an_invalid_image_is_a_client_error(served: Served) -> None:
         told(served, wide.getvalue(), "what is it?", 1)
 
 
+def test_an_image_without_texts_is_a_client_error(served: Served) -> None:
+    with pytest.raises(InferenceServerException, match="TEXT: there is none"):
+        shown(served, png("red"), ())
+
+
 def test_image_to_text_streams_token_by_token(served: Served) -> None:
     red, blue = (told(served, png(colour), "what is it?", 12) for colour in ("red", "blue"))
     assert len(red) <= 12
@@ -108,3 +116,20 @@ def test_image_to_text_streams_the_same_text_as_events(served: Served) -> None:
         f"{served.url}/v2/models/llava-random/generate_stream", json={**body, "max_tokens": 0}, timeout=60
     )
     assert "max_tokens is 0" in refused.text
+
+
+def test_pieces_of_a_tokenizer_of_words_add_up_to_its_text(tmp_path: Path) -> None:
+    """As of Llama: a token carries the space before it, and a text's first space is dropped."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"\u2581w{i}": i for i in range(BYTES)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
+    made.add_special_tokens(list(SPECIAL))
+    steps = (tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.Fuse())
+    made.decoder = tokenizers.decoders.Sequence([*steps, tokenizers.decoders.Strip(" ", 1, 0)])
+    folder = tmp_path / "repository" / "llava-random" / "1"
+    folder.mkdir(parents=True)
+    made.save(str(folder / "tokenizer.json"))
+    with serving(tmp_path, ("llava-random",)) as served:
+        pieces = told(served, png("red"), "what is it?", 12)
+    assert len(pieces) > 1
+    assert re.fullmatch(r"w\d+( w\d+)*", b"".join(pieces).decode())

@@ -40,6 +40,8 @@ class TritonPythonModel:
         """Compare each image of a request with the texts of its row."""
         images, texts = (pb.get_input_tensor_by_name(request, name).as_numpy() for name in ("IMAGE", "TEXT"))
         try:
+            if not texts.size:
+                raise ValueError("TEXT: there is none")
             pixels = np.stack([self.pixels(data) for data in images[:, 0]])
             words = [each.decode() for each in texts.ravel()]
         except ValueError as error:

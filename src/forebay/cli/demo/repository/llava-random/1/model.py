@@ -17,6 +17,8 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 from .imaging import BadImage, decode
 
 TOKENS_DEFAULT, TOKENS_MAX = 16, 256
+INCOMPLETE = "\ufffd"
+"""How a text ends whose last character is not complete."""
 PROMPT = "<s>USER: {image}\n{text} ASSISTANT:"
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
 DEVIATION = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
@@ -55,7 +57,7 @@ class TritonPythonModel:
         prompt = PROMPT.format(image=self.image, text=given["text_input"].decode())
         ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
         more = {"pixel_values": self.pixels(given["image"])}
-        past = None
+        past, said, sent = None, [], ""
         for _ in range(wanted):
             if request.is_cancelled():
                 return
@@ -63,9 +65,15 @@ class TritonPythonModel:
                 found = self.model(input_ids=ids, past_key_values=past, use_cache=True, **more)
             past, more, ids = found.past_key_values, {}, found.logits[:, -1:].argmax(-1)
             if ids.item() == self.end:
-                return
-            text = self.tokenizer.decode(ids[0]).encode()
-            sender.send(pb.InferenceResponse([pb.Tensor("text_output", np.array([text], object))]))
+                break
+            said.append(ids.item())
+            # all of them together: a token alone may lose the space before it, or be a part of a character
+            text = self.tokenizer.decode(said, clean_up_tokenization_spaces=False)
+            if len(text) > len(sent) and not text.endswith(INCOMPLETE):
+                sender.send(piece(text[len(sent) :]))
+                sent = text
+        if len(rest := self.tokenizer.decode(said, clean_up_tokenization_spaces=False)) > len(sent):
+            sender.send(piece(rest[len(sent) :]))
 
     def pixels(self, data):
         """Preprocess an image: scaled, ignoring its aspect ratio."""
@@ -81,3 +89,8 @@ class TritonPythonModel:
         scaled = Image.fromarray(picture).resize((self.size, self.size), Image.Resampling.BICUBIC)
         values = (np.asarray(scaled, np.float32) / 255 - MEAN) / DEVIATION
         return torch.from_numpy(values.transpose(2, 0, 1)[None])
+
+
+def piece(text):
+    """A response with the next part of the text."""
+    return pb.InferenceResponse([pb.Tensor("text_output", np.array([text.encode()], object))])
