@@ -143,6 +143,11 @@ def test_german_speech_is_transcribed_and_translated(talk: openai.OpenAI) -> Non
     assert (translated.language, words(translated.text)[:2]) == ("english", ["good", "morning"])
 
 
+def test_the_error_about_a_language_names_all_that_the_model_knows(talk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"'DE' is not known .* knows af, .*\bde\b.*\bzh\b"):
+        talk.audio.transcriptions.create(model=POLYGLOT, file=("a.wav", silent(1)), language="DE")
+
+
 Asking = Callable[[openai.OpenAI], object]
 
 

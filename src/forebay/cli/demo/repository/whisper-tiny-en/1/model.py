@@ -64,7 +64,7 @@ class TritonPythonModel:
         options = json.loads(request.parameters())
         language = options.get("language") or None
         if language is not None and language not in self.model.supported_languages:
-            known = ", ".join(self.model.supported_languages[:8])
+            known = ", ".join(self.model.supported_languages)
             raise OptionError("language", f"{language!r} is not known to this model; it knows {known}")
         if options.get("translate") and not self.model.model.is_multilingual:
             raise OptionError("model", "this model knows English only, and there is nothing to translate")
