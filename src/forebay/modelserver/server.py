@@ -62,7 +62,6 @@ class ModelServer:
         self.measured: Measured | None = None
         """Called when a request of one model to another has been answered."""
         self._keeping: asyncio.Task[None] | None = None
-        self._guard: Guard | None = None
         self._problems: list[str] = []
         self._started = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -72,14 +71,19 @@ class ModelServer:
 
         Raises `FileNotFoundError` or `NotADirectoryError` for a repository that does not exist.
         """
-        await in_group(self._run)
+        guard: Guard | None = None
+        try:
+            guard = Guard()
+        except OSError as error:
+            self._log.warning("what models start would survive if this server were killed", reason=str(error))
+        try:
+            await in_group(self._run)
+        finally:  # all processes have ended, even if this is cancelled
+            if guard is not None:
+                guard.close()
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         options = self._options
-        try:
-            self._guard = Guard()
-        except OSError as error:
-            self._log.warning("what models start would survive if this server were killed", reason=str(error))
         memory = self._memory = MemoryManager(options.memory_bytes, options.turn_s, tasks)
         context = ServerContext(
             options,
@@ -102,8 +106,6 @@ class ModelServer:
             self._keeping.cancel()
         if self._models is not None:
             await self._models.close()
-        if self._guard is not None:
-            self._guard.close()
 
     async def _serve(self, models: Collection) -> None:
         self._problems = await models.start()

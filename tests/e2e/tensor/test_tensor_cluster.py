@@ -118,11 +118,13 @@ def asking(cluster: Cluster, name: str) -> Iterator[list[str]]:
 
 
 def children(pid: int) -> list[int]:
+    """The processes of a replica's models."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent == pid and b"process.child" in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue

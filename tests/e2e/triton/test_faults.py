@@ -53,7 +53,7 @@ class Serving:
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with suppress(OSError):  # a thread that has ended meanwhile
                 found += [int(pid) for pid in (task / "children").read_text().split()]
-        return found
+        return [pid for pid in found if b"process.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @contextmanager
