@@ -12,7 +12,8 @@ import torch
 from tests.contract.tensor.models import ask, config, load, run, spec
 
 from forebay.core.serving.config import Datatype, ModelConfig
-from forebay.engines.tensor.protocol import Array, BackendFailed
+from forebay.engines.tensor.arrays import VIEWED_BYTES_MIN
+from forebay.engines.tensor.protocol import Array, BackendFailed, Response
 from forebay.engines.tensor.torch import ALLOW_PICKLE, UNPACKED_BYTES_MAX
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -90,6 +91,38 @@ def test_model_with_dict_inputs_and_outputs(tmp_path: Path) -> None:
     found = outputs(named("A B", "SUM DIFF"), tmp_path, A=A, B=B)
 
     assert found == {"SUM": (A + B).tolist(), "DIFF": (A - B).tolist()}
+
+
+class Overwriting(torch.nn.Module):
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        x.sub_(1.0)
+        return torch.gather(x, 1, place)
+
+
+def test_failed_batch_of_a_model_that_writes_to_its_inputs_gives_no_wrong_answers(tmp_path: Path) -> None:
+    script(Overwriting(), tmp_path / "model.pt")
+    wide = VIEWED_BYTES_MIN
+    backend, _ = load(
+        named(
+            "",
+            "y",
+            inputs=(spec("x", Datatype.FP32, wide), spec("place", Datatype.INT64, 1)),
+            outputs=(spec("y", Datatype.FP32, 1),),
+        ),
+        tmp_path,
+    )
+
+    def batch(*places: int) -> list[Response]:
+        x = np.full((len(places), wide), 5, np.float32)  # in one buffer, as requests that arrive together
+        return run(backend, [ask({"x": x[i : i + 1], "place": np.array([[p]])}) for i, p in enumerate(places)])
+
+    with pytest.raises(Exception, match="out of bounds"):
+        batch(0, -1)
+    for places in ((0, -1), (-1, 1, 2), (0,), (0, 1)):
+        assert [each.outputs["y"].item() if each.outputs else None for each in batch(*places)] == [
+            4 if place >= 0 else None for place in places
+        ]
+    backend.close()
 
 
 class Optionals(torch.nn.Module):

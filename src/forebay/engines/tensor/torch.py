@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from forebay.core.serving.config import VARIABLE, Datatype, InstanceKind, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text, joined, mismatch
+from forebay.engines.tensor.batch import FAILURES
 from forebay.engines.tensor.gpus import memory_fraction, on_gpu
 from forebay.engines.tensor.protocol import (
     Array,
@@ -73,6 +74,10 @@ Order = Callable[[Mapping[str, object]], Sequence[str]]
 """Inputs by name → their names in the model's order."""
 
 
+class _Overwritten(Exception):  # noqa: N818 - states the condition
+    """A batch has failed after the model changed its inputs: its requests cannot be run one by one."""
+
+
 class TorchBackend:
     """A module; its inputs and outputs are mapped by Triton's rules (README of its PyTorch backend)."""
 
@@ -81,6 +86,7 @@ class TorchBackend:
         torch.set_num_threads(_threads(config))
         device = _device(config, instance)
         self._ragged = Ragged(config, joined if device is None or device.type != "cuda" else _locked)
+        self._writes = False  # to its inputs, as far as known: it gets copies then
         self._device, self._streams = device or torch.device("cpu"), _Streams(device)
         # inputs may be read-only, and models that write to them do so at their own risk
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -108,10 +114,26 @@ class TorchBackend:
         del self._call
 
     def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        copied = self._writes
+        if copied:
+            feed = {name: array.copy() for name, array in feed.items()}
         with self._streams.own():
             inputs = {name: self._input(name, array) for name, array in feed.items()}
-            found = self._called(inputs)
-            return {name: self._output(name, found) for name in wanted}
+            try:
+                found = self._called(inputs)
+                return {name: self._output(name, found) for name in wanted}
+            except FAILURES as error:
+                if self._has_written(inputs) and not copied:
+                    raise _Overwritten(str(error)) from error
+                raise
+            finally:
+                self._writes = self._writes or self._has_written(inputs)
+
+    def _has_written(self, inputs: Mapping[str, object]) -> bool:
+        """Whether the model has changed the memory of its inputs, which on a GPU are copies."""
+        if self._device.type != "cpu":
+            return False
+        return any(isinstance(each, torch.Tensor) and each._version > 0 for each in inputs.values())
 
     def _called(self, inputs: Mapping[str, object]) -> dict[str | int, Any]:
         optimised = not self._config.says("DISABLE_OPTIMIZED_EXECUTION")
