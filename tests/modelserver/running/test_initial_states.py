@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 from tests.modelserver.models.rig import IO, serving, tensor, write
 
 from forebay.core.serving.errors import Refused
@@ -40,6 +41,48 @@ def test_initial_state_has_its_own_dims_and_may_have_a_longer_file(
             one = tensor("IN", [[1.0, 1.0]])
             assert await server.numbers("m", one, sequence_id=1, sequence_start=True) == [first]
             assert await server.numbers("m", one, sequence_id=1, sequence_end=True) == [[x + 1 for x in first]]
+
+    asyncio.run(main())
+
+
+class Adding(torch.nn.Module):
+    def forward(self, value: torch.Tensor, was: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = was + value.to(was.dtype)
+        return total.float(), total
+
+
+BF16_MODEL = """
+    def answer(self, request):
+        import torch
+        assert pb_utils.get_input_tensor_by_name(request, "WAS").triton_dtype() == 14
+        total = torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, "WAS")) + get(request, "IN").item()
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("OUT", total.float().numpy()), pb_utils.Tensor.from_dlpack("IS", total),
+        ])
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript, which Triton's users have
+@pytest.mark.parametrize("backend", ["python", "pytorch"])
+def test_state_may_be_of_bf16(tmp_path: Path, backend: str) -> None:
+    settings = f"""
+        backend: "{backend}" max_batch_size: 2
+        input {{ name: "IN" data_type: TYPE_FP32 dims: [1] }}
+        output {{ name: "OUT" data_type: TYPE_FP32 dims: [1] }}
+        sequence_batching {{ state {{ input_name: "WAS" output_name: "IS" data_type: TYPE_BF16 dims: [1]
+            initial_state {{ name: "first" data_type: TYPE_BF16 dims: [1] zero_data: true }} }} }}
+    """
+    write(tmp_path, "m", settings, BF16_MODEL)
+    if backend == "pytorch":
+        (tmp_path / "m/1/model.py").unlink()
+        torch.jit.save(torch.jit.script(Adding()), str(tmp_path / "m/1/model.pt"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            one = tensor("IN", [[1.5]])
+            assert await server.numbers("m", one, sequence_id=1, sequence_start=True) == [[1.5]]
+            assert await server.numbers("m", one, sequence_id=1) == [[3.0]]
+            assert await server.numbers("m", one, sequence_id=1, sequence_end=True) == [[4.5]]
 
     asyncio.run(main())
 

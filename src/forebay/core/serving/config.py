@@ -318,6 +318,21 @@ class ModelConfig:
         return tuple(target for each in self.batch_inputs for target in each.targets)
 
     @property
+    def bf16_inputs(self) -> frozenset[str]:
+        """Names of the inputs of BF16, of sequence states too: their bits do not tell them from UINT16."""
+        states = self.sequences.states if self.sequences else ()
+        fed = [(spec.name, spec.datatype) for spec in self.inputs]
+        fed += [(state.input, state.datatype) for state in states]
+        return frozenset(name for name, datatype in fed if datatype is Datatype.BF16)
+
+    @property
+    def output_datatypes(self) -> dict[str, Datatype]:
+        """The datatypes of the outputs, and of sequence states."""
+        states = self.sequences.states if self.sequences else ()
+        told = {state.output: state.datatype for state in states}
+        return told | {spec.name: spec.datatype for spec in self.outputs}
+
+    @property
     def scattered(self) -> dict[str, str]:
         """Outputs that are split by the shapes of an input, with that input's name."""
         return {target: each.source for each in self.batch_outputs for target in each.targets}

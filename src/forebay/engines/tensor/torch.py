@@ -102,7 +102,7 @@ class TorchBackend:
         self._scattered = config.scattered
         self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
         self._answers = (*self._outputs, *self._states)
-        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        self._bf16 = config.bf16_inputs
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # streams of instances do not wait for the one that has copied the weights
         return Loaded() if config is given else Loaded(config.inputs, config.outputs)

@@ -140,7 +140,7 @@ class PythonBackend:
         self._names = (*self._outputs, *(state.output for state in states))
         self._iterative = config.sequences is not None and config.sequences.iterative
         """Rescheduled requests are reported when `execute` ends."""
-        self._bf16 = frozenset(spec.name for spec in config.inputs if spec.datatype is Datatype.BF16)
+        self._bf16 = config.bf16_inputs
         self._instance_name = instance_name(config, instance)
 
     def _datatype(self, name: str, array: Array) -> Datatype:

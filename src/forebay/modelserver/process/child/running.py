@@ -90,7 +90,7 @@ class Child:
             backend.tell(configure.document)
         loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)
         config: ModelConfig = loaded.config or configure.config
-        self._declared = {spec.name: spec.datatype for spec in (*loaded.outputs, *config.outputs)}
+        self._declared = {spec.name: spec.datatype for spec in loaded.outputs} | config.output_datatypes
         if loaded.threads:
             self._reader = self._reader or threading.main_thread()
         else:
