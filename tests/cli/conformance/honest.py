@@ -4,7 +4,6 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -24,7 +23,7 @@ STATISTICS = {
     "inference_stats": {part: {"count": 0, "ns": 0} for part in TIMES},
     "batch_stats": [],
 }
-DOCUMENTS: Mapping[str, Any] = {
+DOCUMENTS: dict[str, Any] = {
     "/v2": {"name": "honest", "version": "1", "extensions": EXTENSIONS},
     "/v2/health/live": {},
     "/v2/health/ready": {},

@@ -174,3 +174,22 @@ def test_suites_model_that_cannot_be_loaded_is_a_deviation() -> None:
         ("other", Verdict.SKIPPED),
     ]
     assert "/v2/repository/models/absent/load does not exist" in results[0].found
+
+
+def test_server_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "BACK_TIMEOUT_S", 1)
+    asked: list[str] = []
+
+    async def nothing(server: Server) -> None:
+        return None
+
+    def gone(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        raise httpx.ConnectError("refused", request=request)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(gone), base_url="http://server") as http:
+            await run.run(Server(http), [Check(name, nothing, (name,)) for name in "abc"], {}, lambda _: None)
+
+    asyncio.run(main())
+    assert len(asked) == 2 + 1 + 1

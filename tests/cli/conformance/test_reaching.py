@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 import typer
-from tests.cli.conformance.honest import answered
+from tests.cli.conformance.honest import DOCUMENTS, answered
 from tests.net.certificates import CA, issue, write
 
 from forebay.cli.conformance import command, server
@@ -24,7 +25,10 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    asked: ClassVar[list[str]] = []
+
     def _answer(self) -> None:
+        self.asked.append(self.path)
         content = self.rfile.read(int(self.headers.get("content-length", "0")))
         asked = httpx.Request(
             self.command, f"http://server{self.path}", headers=[*self.headers.items()], content=content
@@ -107,3 +111,13 @@ def test_address_of_the_wrong_form_is_named(option: str) -> None:
     with pytest.raises(UserError, match=r"(URL|--grpc|--metrics): found 'grpc://127\.0\.0\.1:9'") as refused:
         command.conformance(**addresses)
     assert refused.value.exit_code == WRONG_USAGE
+
+
+def test_models_of_an_earlier_run_are_unloaded_before_the_suite_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": name, "state": state} for name, state in {"m": "READY", "plain": "READY", "free": ""}.items()]
+    monkeypatch.setitem(DOCUMENTS, "/v2/repository/index", rows)
+    Handler.asked.clear()
+    with honest_server() as address, pytest.raises(typer.Exit):
+        command.conformance(f"http://{address}", api_key="k", suite=True, only="control/index")
+    unloads = [path for path in Handler.asked if path.endswith("/unload")]
+    assert unloads == ["/v2/repository/models/plain/unload"]

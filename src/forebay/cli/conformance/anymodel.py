@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from forebay.cli.conformance.check import Check, Deviation, Json, Level, Skip
-from forebay.cli.conformance.generic import ABSENT, ABSENT_VERSION, Run, claims, is_error, zeros
+from forebay.cli.conformance.generic import ABSENT, ABSENT_VERSION, ANY, Run, claims, is_error, zeros
 from forebay.cli.conformance.server import Server
 from forebay.cli.conformance.tensors import packed
 
@@ -228,6 +228,6 @@ RUNS: Final[dict[str, Run]] = {
 def checks() -> list[Check]:
     """All checks of this module."""
     return [
-        *(Check(f"any/infer/{name}", run) for name, run in RUNS.items()),
-        *(Check(f"any/grpc/{name}", run, grpc=True) for name, run in CALLS.items()),
+        *(Check(f"{ANY}infer/{name}", run) for name, run in RUNS.items()),
+        *(Check(f"{ANY}grpc/{name}", run, grpc=True) for name, run in CALLS.items()),
     ]

@@ -53,7 +53,8 @@ def conformance(
     suite: Annotated[
         bool,
         typer.Option(
-            "--suite", help="Also run the checks on the suite's own models, which the server must have loaded."
+            "--suite",
+            help="Also run the checks on the suite's own models, which the server must have and load on request.",
         ),
     ] = False,
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only checks whose name contains this.")] = "",
@@ -159,8 +160,9 @@ async def _observe(
     """Run the checks, appending to `results`; at the end known deviations are marked."""
     from rich.progress import Progress
 
-    from forebay.cli.conformance import known
-    from forebay.cli.conformance.run import discover, run
+    from forebay.cli.conformance import known, repository
+    from forebay.cli.conformance.generic import ANY
+    from forebay.cli.conformance.run import discover, run, start_over
     from forebay.cli.conformance.server import Server, client
     from forebay.cli.server import bearer, trusted
 
@@ -183,7 +185,11 @@ async def _observe(
                     results.append(result)
                     progress.update(bar, advance=1, description=result.name)
 
-                await run(server, checks, recorded()["checks"], note)
+                own = [check for check in checks if not check.name.startswith(ANY)]
+                await run(server, [check for check in checks if check not in own], {}, note)
+                if own:
+                    await start_over(server, repository.MODELS)
+                    await run(server, own, recorded()["checks"], note)
             if server.name == known.NAME:
                 results[:] = known.without_known(results)
         finally:

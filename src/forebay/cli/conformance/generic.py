@@ -9,6 +9,8 @@ from forebay.cli.conformance.repository import TYPES
 from forebay.cli.conformance.server import HEADER_LENGTH, Answer, Server
 
 ABSENT: Final = "no-such-model-of-forebay-conformance"
+ANY: Final = "any/"
+"""Begins the names of checks for servers with any models."""
 ABSENT_VERSION: Final = "987654321"
 LISTED_MAX: Final = 20
 """Maximum number of models per check."""
@@ -283,4 +285,4 @@ GENERIC: Final[dict[str, Run]] = {
 
 def checks() -> list[Check]:
     """All checks of this module."""
-    return [Check(f"any/{name}", run) for name, run in GENERIC.items()]
+    return [Check(f"{ANY}{name}", run) for name, run in GENERIC.items()]

@@ -16,6 +16,7 @@ from forebay.cli.conformance.server import Server
 CHECK_TIMEOUT_S: Final = 90.0
 BACK_TIMEOUT_S: Final = 30.0
 """How long to wait for a crashed server to be restarted."""
+GONE: Final = f"the server has not responded for {BACK_TIMEOUT_S:g} s"
 
 READY: Final = "READY"
 NO_ANSWER: Final[Mapping[str, Json]] = {"answer": "none"}
@@ -71,8 +72,10 @@ async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_re
     """
     observations: dict[str, Json] = {}
     troubled: set[tuple[str, ...]] = set()
+    gone = False
     for models, group in groupby(checks, key=lambda check: check.models):
-        loaded = await _load(server, models)
+        loaded = await _load(server, models, 0 if gone else BACK_TIMEOUT_S)
+        gone = loaded == GONE
         if loaded is not None and models not in troubled:
             troubled.add(models)
             name = f"loading {', '.join(models)}" if models else "health/any answer"
@@ -83,16 +86,21 @@ async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_re
             if observation is not None:
                 observations[check.name] = observation
             if observation == NO_ANSWER:
-                loaded = await _load(server, models)
+                loaded = await _load(server, models, BACK_TIMEOUT_S)
         if loaded is None:
             await _unload(server, models)
     return observations
 
 
-async def _load(server: Server, models: Sequence[str]) -> str | None:
+async def start_over(server: Server, models: Iterable[str]) -> None:
+    """Unload those of the models that are ready: the suite is about models that are loaded when they are needed."""
+    await _unload(server, sorted({*models}.intersection(await ready_models(server))))
+
+
+async def _load(server: Server, models: Sequence[str], patience_s: float) -> str | None:
     """Load models that are not ready. Returns the problem; None: all are ready."""
-    if not await _answers(server):
-        return f"the server has not responded for {BACK_TIMEOUT_S:g} s"
+    if not await _answers(server, patience_s):
+        return GONE
     try:
         ready = await ready_models(server) if models else ()
         for model in sorted({*models}.difference(ready)):
@@ -145,13 +153,14 @@ async def _one(server: Server, check: Check, recorded: Recorded, unloaded: str |
     return compared(check, expected, observation), observation
 
 
-async def _answers(server: Server) -> bool:
+async def _answers(server: Server, patience_s: float) -> bool:
     """Whether the server responds, after waiting for a restart if necessary."""
-    for _ in range(round(BACK_TIMEOUT_S)):
+    for left in range(round(patience_s), -1, -1):
         try:
             await server.get("/v2/health/live")
         except httpx.TransportError:
-            await asyncio.sleep(1)
+            if left:
+                await asyncio.sleep(1)
         else:
             return True
     return False
