@@ -184,6 +184,8 @@ def test_control_inputs_have_the_values_of_the_configuration(row: Row[str], valu
         (None, "x", ""),
         (Datatype.INT64, "x", "data-type is 'BYTES', but model 'm' expects 'INT64'"),
         (Datatype.BYTES, 3, "sequence batching control 'C' data-type is 'UINT64', but model 'm' expects 'BYTES'"),
+        (Datatype.BYTES, 0, ""),  # none was sent: that is another error
+        (Datatype.UINT64, "", ""),
         (None, "x" * 129, "string correlation ID cannot be longer than 128 characters"),
     ],
 )

@@ -58,6 +58,12 @@ def test_fields_within_parameters_may_be_inputs() -> None:
     assert read(config(Datatype.INT8, 1), {"parameters": {"x": 3}}).data == b"\3"
 
 
+def test_an_input_given_twice_is_rejected() -> None:
+    fields = {"x": 3, "parameters": {"x": 4}}
+    with pytest.raises(Refused, match="'parameters': input 'x' already exists in request"):
+        read(config(Datatype.INT8, 1), fields)
+
+
 def test_response_fields_are_sorted_by_name() -> None:
     outputs = (
         Tensor("text", Datatype.BYTES, (1, 1), b"\2\0\0\0hi"),

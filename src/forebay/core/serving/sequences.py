@@ -74,6 +74,8 @@ def control_values(controls: Iterable[Control], row: Row[T]) -> Iterator[tuple[C
 def id_flaw(model: str, batching: SequenceBatching, corrid: int | str) -> str:
     """What is wrong with a correlation id, in Triton's words (empty: nothing); for request validation."""
     text = isinstance(corrid, str)
+    if not corrid:
+        return ""  # no id at all: `offer` says so, or chooses one
     if isinstance(corrid, str) and len(corrid) > ID_LENGTH_MAX:
         return f"string correlation ID cannot be longer than {ID_LENGTH_MAX} characters"
     for control in batching.controls:

@@ -32,6 +32,9 @@ def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_byte
         nested = fields.pop(PARAMETERS)
         if type(nested) is not dict:
             raise invalid(f"Expected JSON object for keyword: '{PARAMETERS}': {NOT_OBJECT}")
+        for name in nested.keys() & fields.keys():
+            if config.input(name) is not None:
+                raise invalid(f"Converting keyword: '{PARAMETERS}': input '{name}' already exists in request")
         fields = {**nested, **fields}
     inputs: list[Tensor] = []
     taken = 0
