@@ -25,7 +25,7 @@ VARIABLES = {
     f"./{FILE}, else of the one running in `FOREBAY_HOME`, else `{ADMIN_URL}`",
     "FOREBAY_ADMIN_TOKEN": "API key for the admin API, for clusters with `admin.auth: keys`",
     "FOREBAY_API_KEY": "bearer token that `chat`, `bench` and `conformance` send, for servers that require one",
-    "FOREBAY_CA": "PEM file of the CA that these three trust for https; default: the system's CAs",
+    "FOREBAY_CA": "PEM file of the CA to trust for https (`chat`, `bench`, `conformance`); default: the system's CAs",
     "FOREBAY_<KEY>__<KEY>": "a setting of the cluster file, for example `FOREBAY_GATEWAY__PORT=9000` or "
     "`FOREBAY_MODELS__0__REPLICAS=2`; `--set` takes precedence",
 }
