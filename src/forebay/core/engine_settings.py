@@ -43,7 +43,8 @@ class OnnxSettings(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Inference threads; 0: all cores."""
     max_batch: Annotated[int, Field(ge=1, le=4096)] = 32
-    """Largest batch; fewer if inputs are long, about 512 tokens per thread."""
+    """Largest batch; fewer if inputs are long, about 512 tokens per thread. In an int8 model whose activations are
+    quantised dynamically, a text's vector depends a little on its batch; 1 avoids that, more slowly."""
     max_delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 2.0
     """How long a partial batch waits for more inputs, milliseconds."""
     queue_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
