@@ -40,18 +40,18 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's names
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         return pb.ServerReadyResponse(ready=True)
 
-    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         return pb.ServerMetadataResponse(name="honest")
 
-    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         known = request.name == "m"
         wrong = self._lie == ("models not ready" if known else "unknown model ready")
         return pb.ModelReadyResponse(ready=known is not wrong)
 
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         if request.name != "m":
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
         found = pb.ModelMetadataResponse(name="m")
@@ -60,7 +60,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
             found.outputs.add(name=name, datatype="FP32", shape=[-1, 2])
         return found
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         if request.model_name != "m":
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
         if self._lie == "no inference":

@@ -60,16 +60,20 @@ def test_int8_products_do_not_overflow_without_vnni(tmp_path: Path) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("deep", [False, True])
-def test_external_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
-    weighted(tmp_path / "1", "weights.bin", deep)
-    np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "weights.bin")
-    backend, _ = load(PLAIN, tmp_path / "1")
+def _answers_with_identity(folder: Path) -> None:
+    backend, _ = load(PLAIN, folder)
 
     (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
 
     assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
     backend.close()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_external_weights_in_the_folder_are_read(deep: bool, tmp_path: Path) -> None:
+    weighted(tmp_path / "1", "weights.bin", deep)
+    np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "weights.bin")
+    _answers_with_identity(tmp_path / "1")
 
 
 def test_model_and_weights_can_be_links_into_one_folder(tmp_path: Path) -> None:
@@ -79,12 +83,7 @@ def test_model_and_weights_can_be_links_into_one_folder(tmp_path: Path) -> None:
     for number, name in enumerate(("model.onnx", "weights.bin")):
         (tmp_path / "1" / name).rename(tmp_path / "contents" / str(number))
         (tmp_path / "1" / name).symlink_to(f"../contents/{number}")
-    backend, _ = load(PLAIN, tmp_path / "1")
-
-    (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
-
-    assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
-    backend.close()
+    _answers_with_identity(tmp_path / "1")
 
 
 def test_weights_that_are_a_link_elsewhere_are_never_read(tmp_path: Path) -> None:
@@ -99,12 +98,7 @@ def test_weights_that_are_a_link_elsewhere_are_never_read(tmp_path: Path) -> Non
 def test_model_file_can_be_a_folder(tmp_path: Path) -> None:
     weighted(tmp_path / "1" / "model.onnx", "weights.bin")
     np.eye(4, dtype=np.float32).tofile(tmp_path / "1" / "model.onnx" / "weights.bin")
-    backend, _ = load(PLAIN, tmp_path / "1")
-
-    (response,) = run(backend, [ask({"X": np.ones((2, 4), np.float32)})])
-
-    assert response.outputs["Y"].tolist() == [[1.0] * 4] * 2
-    backend.close()
+    _answers_with_identity(tmp_path / "1")
 
 
 def test_strings_with_bfloat16_are_rejected_at_load(tmp_path: Path) -> None:

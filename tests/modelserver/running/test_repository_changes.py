@@ -27,11 +27,13 @@ TWO = """
 """
 
 
-@pytest.mark.interpreted
-def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def always_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+
+
+@pytest.mark.interpreted
+def test_poll_mode_misses_no_change_that_the_index_has_seen_first(always_scanned: None, tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:
@@ -49,10 +51,7 @@ def test_poll_mode_misses_no_change_that_the_index_has_seen_first(
 
 
 @pytest.mark.interpreted
-def test_configuration_put_beside_the_models_does_not_end_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forebay.modelserver.models.life.collection.INDEX_FRESH_S", 0)
+def test_configuration_put_beside_the_models_does_not_end_the_server(always_scanned: None, tmp_path: Path) -> None:
     write(tmp_path, "m", config())
 
     async def main() -> None:

@@ -117,7 +117,7 @@ def check(selection: Selection, console: "Console", as_json: bool) -> int:
     import httpx
 
     from forebay.cli.conformance.check import Level, Verdict
-    from forebay.cli.conformance.run import Absent, KeyRefused
+    from forebay.cli.conformance.run import Absent, KeyRequired
 
     results: list[Result] = []
     checks = chosen(selection)
@@ -127,7 +127,7 @@ def check(selection: Selection, console: "Console", as_json: bool) -> int:
         asyncio.run(_observe(selection, checks, results, console, as_json))
     except Absent as error:
         raise UserError(f"No such model at {selection.url}: {error}.", WRONG_USAGE) from None
-    except KeyRefused as error:
+    except KeyRequired as error:
         raise UserError(f"{selection.url}: {error}\nGive a valid key with --api-key or FOREBAY_API_KEY.") from None
     except httpx.TransportError as error:
         raise UserError(_unreached(selection.url, error), NOT_REACHED) from None

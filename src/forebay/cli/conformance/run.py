@@ -33,20 +33,20 @@ class Absent(Exception):  # noqa: N818 - states the condition
         super().__init__(f"{name} is not ready; ready models: {', '.join(ready) or 'none, or unknown'}")
 
 
-class KeyRefused(Exception):  # noqa: N818 - states the condition
+class KeyRequired(Exception):  # noqa: N818 - states the condition
     """The server requires a valid API key."""
 
 
 async def discover(server: Server) -> None:
     """Discover the server's extensions and models.
 
-    Raises httpx.HTTPError if the server does not respond, `KeyRefused`, and `Absent` if it does not know a given
+    Raises httpx.HTTPError if the server does not respond, `KeyRequired`, and `Absent` if it does not know a given
     model.
     """
     about = (await server.get("/v2")).json
     answer = await server.get(f"/v2/models/{ABSENT}")  # gateways tell everyone what they are
     if answer.status in (401, 403):
-        raise KeyRefused(f"HTTP {answer.status}, {shown(answer.body.decode('latin-1'))}")
+        raise KeyRequired(f"HTTP {answer.status}, {shown(answer.body.decode('latin-1'))}")
     if isinstance(about, dict):
         server.name = str(about.get("name", ""))
         server.extensions = [each for each in about.get("extensions", ()) if isinstance(each, str)]

@@ -38,8 +38,9 @@ def estimate_usage(relay: "Relay", code: str, now: float) -> Used | None:
     return Used(prompt, completion, relay.begun[2] or 0, estimated=True)
 
 
-def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
-    """Learn from a complete response: time per token of a choice, and its length if the client set no limit."""
+def learn_answer(relay: "Relay", output_tokens: int, steps: int, now: float) -> None:
+    """Learn from a complete response of so many tokens, generated in `steps`: the time per step, and the length of a
+    choice if the client set no limit."""
     lengths = relay.served.lengths
     if relay.served.routes.task is not _CHAT or relay.link is None:
         return
@@ -48,7 +49,6 @@ def learn_answer(relay: "Relay", output_tokens: int, now: float) -> None:
     if relay.resumes or relay.preempted:  # it was queued in between
         return
     answering_s = now - relay.first_at if relay.first_at else _answering_s(relay, now)
-    steps = output_tokens // relay.parallel
     if steps >= DECODE_TOKENS_MIN and answering_s > 0.0:
         lengths.learn_pace(answering_s / steps)
 

@@ -23,29 +23,29 @@ def learn(relay: "Relay", now: float, estimate: int) -> None:
     if not prompt_tokens:
         return
     relay.served.lengths.learn(relay.prompt_bytes, prompt_tokens, output_tokens)
-    learn_answer(relay, output_tokens, now)
+    steps = output_tokens // relay.parallel  # the time per token is that of one choice
+    learn_answer(relay, output_tokens, steps, now)
     if link is None or relay.resumes or relay.preempted:
         return
-    output_tokens //= relay.parallel  # the time per token is that of one choice
     if relay.mode == WHOLE:
-        _compare(relay, link, output_tokens, now)
+        _compare(relay, link, steps, now)
     if charge is None:
         return
     if relay.served.routes.task is not _CHAT:  # the answer is complete once the prompt has been processed
         charge.first_token(now, link.load)
-    charge.done(now, link.load, prompt_tokens, cached_tokens, output_tokens)
-    if charge.first_at is not None and output_tokens >= DECODE_TOKENS_MIN and link.pace.wants(now):
-        pace_s = (now - charge.first_at) / (output_tokens - 1)
+    charge.done(now, link.load, prompt_tokens, cached_tokens, steps)
+    if charge.first_at is not None and steps >= DECODE_TOKENS_MIN and link.pace.wants(now):
+        pace_s = (now - charge.first_at) / (steps - 1)
         link.pace.learn((charge.running + link.load) / 2, link.places, pace_s, now)
 
 
-def _compare(relay: "Relay", link: "Link", output_tokens: int, now: float) -> None:
+def _compare(relay: "Relay", link: "Link", steps: int, now: float) -> None:
     """Note the time of a whole answer, as that of a typical one, for the comparison with other replicas: a replica
     that gets long requests, or generates long answers, must not count as slow."""
     served, charge = relay.served, relay.charge
     lengths, tokens_per_s = served.lengths, served.pricing.prefill_tokens_per_s
     tokens = charge.ahead_tokens + charge.tokens if charge is not None else lengths.tokens(relay.prompt_bytes)
     usual_s = lengths.prompt_tokens / tokens_per_s + lengths.output_tokens * lengths.pace_s
-    own_s = tokens / tokens_per_s + output_tokens * lengths.pace_s
+    own_s = tokens / tokens_per_s + steps * lengths.pace_s
     seconds = (now - relay.since) * usual_s / max(own_s, LEAST_SHARE * usual_s)
     link.breaker.brown_out.note_whole(seconds, now)
