@@ -151,6 +151,7 @@ class Shelf:
         self.again_called = 0
         self.sends_1xx = False
         self.known = known if known is not None else {}
+        self.counts_begin = 0
         self.outbox = UNBATCHED
 
     def release(self, connection: Upstream) -> None:

@@ -351,14 +351,19 @@ class Deployments:
             if row is None or routes.name not in self._models:
                 told.append(routes)
                 continue
-            split = split_of(row.rollout, self._seen(row, routes), bool(self._watch(row).withdrawn))
+            watch = self._watch(row)
+            split = split_of(row.rollout, self._seen(row, routes), bool(watch.withdrawn))
+            if split.share < row.rollout.share:
+                watch.short_at = asyncio.get_running_loop().time()
             told.append(replace(routes, split=split))
         return tuple(told)
 
     def _seen(self, row: Row, routes: ModelRoutes) -> ModelObservation:
         """The replica counts as gateways see them, and the verdict of the evidence."""
         stable, canary = (ready_of(routes, each) for each in (row.rollout.stable, row.rollout.canary))
-        return ModelObservation(len(self._models[routes.name].slots), stable, canary, self._watch(row).verdict)
+        watch, several = self._watch(row), len(self._models[routes.name].slots)
+        whole_s = asyncio.get_running_loop().time() - watch.short_at
+        return ModelObservation(several, stable, canary, watch.verdict, whole_s=whole_s)
 
     def _advance(self, row: Row, seen: ModelObservation, wall: float) -> None:
         """Decide, and have the result stored; a changed reason alone is not stored."""
@@ -426,7 +431,8 @@ class Deployments:
     def _watch(self, row: Row) -> Watch:
         watch = self._watches.get(row.rollout.id)
         if watch is None:
-            watch = self._watches[row.rollout.id] = Watch(row.counted, _judged(row, row.counted.state))
+            now = asyncio.get_running_loop().time()
+            watch = self._watches[row.rollout.id] = Watch(row.counted, _judged(row, row.counted.state), now)
         return watch
 
     def _in_background(self, work: Callable[[], Awaitable[None]]) -> None:

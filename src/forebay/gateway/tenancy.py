@@ -31,11 +31,16 @@ from forebay.core.tenancy import (
     Tenant,
     authorise,
 )
+from forebay.core.tenancy.quota import SLOTS
+from forebay.core.tenancy.shares import UNLIMITED
 from forebay.obs.clock import wall_s
 from forebay.providers.processes import Identity, identify, is_alive
 from forebay.registry.keys import KeyFileError, read_keys
 from forebay.wire.documents import UNREADABLE
 
+_LIMIT_LINES: Final = b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: "
+_REQUESTS_RESET: Final = [b"\r\nx-ratelimit-reset-requests: %ds\r\n" % second for second in range(SLOTS + 1)]
+_TOKENS_RESET: Final = [b"\r\nx-ratelimit-reset-tokens: %ds\r\n" % second for second in range(SLOTS + 1)]
 SAVE_S: Final = 1.0
 """How much a killed gateway may forget: the counts of this long."""
 DAY_S: Final = 86_400
@@ -44,6 +49,8 @@ LEAVING: Final = ".leaving"
 KNOWN_MAX: Final = 4096
 """Valid credentials cached; the oldest entry is evicted."""
 BEARER: Final = b"bearer "
+USUAL: Final = b"Bearer "
+"""As nearly all clients spell it."""
 UNUSED: Final = Amounts(0, 0, 0, 0)
 UNREAD: Final = Denied(Code.INTERNAL, "The gateway cannot read its API keys; its log says why.")
 
@@ -78,6 +85,15 @@ class DeniedRefusal(Refusal):
         self.retry_after_s = verdict.retry_after_s
 
 
+def _begun_limit_lines(limit: Amounts) -> tuple[bytes, bytes]:
+    """The rate limit headers of requests and of tokens, up to the number that remains; empty: unlimited."""
+    requests, tokens = limit.requests, limit.tokens
+    return (
+        _LIMIT_LINES % (b"requests", requests, b"requests") if requests < UNLIMITED else b"",
+        _LIMIT_LINES % (b"tokens", tokens, b"tokens") if tokens < UNLIMITED else b"",
+    )
+
+
 def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
     """The credential of a request. `header` returns a header's value by its lower-case name.
 
@@ -85,7 +101,7 @@ def credential(header: Callable[[bytes], bytes | None]) -> bytes | None:
     there is no key.
     """
     given = header(b"authorization")
-    if given and (given[: len(BEARER)].lower() == BEARER or b" " not in given):
+    if given and (given.startswith(USUAL) or given[: len(BEARER)].lower() == BEARER or b" " not in given):
         return given
     return header(b"x-api-key") or header(b"api-key") or given
 
@@ -148,6 +164,8 @@ class AccessControl:
         self._records: tuple[KeyRecord, ...] = ()
         self._directory: Directory | None = None
         self._known: dict[bytes, Granted] = {}
+        self._limit_lines: dict[str, tuple[bytes, bytes]] = {}
+        """What is the same in all of a tenant's rate limit headers, and before their numbers."""
         self._keys: _Watched[tuple[KeyRecord, ...]] = _Watched(Path(spec.keys_path), read_keys, log)
         self._leases: _Watched[Lease | None] | None = None
         if spec.gateways > 1:
@@ -203,20 +221,19 @@ class AccessControl:
     def limit_lines(self, tenant: Tenant, now: float) -> bytes:
         """Rate limit headers in the form that OpenAI clients know: the limit per minute, what remains, and when it is
         full again. With several gateways the rest is that of this gateway's own share: that much is certain."""
-        requests, tokens = self._limiter.minute(tenant.name, now)
+        name = tenant.name
+        begun = self._limit_lines.get(name)
+        if begun is None:
+            begun = self._limit_lines[name] = _begun_limit_lines(self._limiter.limit(name))
+        requests, tokens = begun
+        if not requests and not tokens:
+            return b""
+        requests_left, requests_s, tokens_left, tokens_s = self._limiter.minute(name, now)
         lines = b""
-        if requests is not None:
-            limit, left, whole_in_s = requests
-            lines = (
-                b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
-                b"x-ratelimit-reset-requests: %ds\r\n" % (limit, left, whole_in_s)
-            )
-        if tokens is not None:
-            limit, left, whole_in_s = tokens
-            lines += (
-                b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\n"
-                b"x-ratelimit-reset-tokens: %ds\r\n" % (limit, left, whole_in_s)
-            )
+        if requests:
+            lines = b"%b%d%b" % (requests, requests_left, _REQUESTS_RESET[requests_s])
+        if tokens:
+            lines = b"%b%b%d%b" % (lines, tokens, tokens_left, _TOKENS_RESET[tokens_s])
         return lines
 
     def demand(self) -> Demand:
@@ -270,6 +287,7 @@ class AccessControl:
         self.look()  # a lease for the old limits must not be applied to the new ones
         self._tenants = tenants
         self._limiter.configure(tenants)
+        self._limit_lines.clear()
         if self._directory is not None:
             self._directory, self._known = Directory(tenants, self._records), {}
         self._log.info("tenants changed", tenants=len(tenants))

@@ -1,5 +1,6 @@
 """Rollouts over a store, in-memory units and simulated gateways: the usual course, and faults."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.control.deploying.world import NEW, OLD, World, wait
 from forebay.control.deploying import DeployRefused, RolloutRequest
 from forebay.control.status import make_status
 from forebay.core.deploy.course import COURSES, Kind
-from forebay.core.deploy.rollout import Command, Phase
+from forebay.core.deploy.rollout import KNOWN_S, Command, Phase
 from forebay.core.rollout.planning import Step
 from forebay.store.database import StoreDown
 
@@ -221,6 +222,25 @@ def test_share_drops_when_its_replicas_are_not_ready(tmp_path: Path) -> None:
         await rig.until(lambda: world.routes.split and world.routes.split.share == 0.0)
         world.never_ready.clear()
         await rig.reaches(Phase.PROMOTED)
+
+    run_story(tmp_path, story)
+
+
+def test_old_replicas_stay_for_a_while_after_a_drop_of_the_share_that_was_not_stored(tmp_path: Path) -> None:
+    async def story(rig: Rig) -> None:
+        world = rig.world
+        await rig.deploy(course=SWIFT)
+        await rig.until(lambda: world.routes.split and world.routes.split.share == 1.0)
+        world.store.down = "locked"
+        world.never_ready.add(NEW)
+        await rig.until(lambda: world.routes.split and world.routes.split.share == 0.0)
+        await wait(SWIFT.settle_s)
+        world.store.down = ""
+        world.never_ready.clear()
+        await rig.until(lambda: world.routes.split and world.routes.split.share == 1.0)
+        told_at = asyncio.get_running_loop().time()
+        await rig.reaches(Phase.PROMOTED)
+        assert asyncio.get_running_loop().time() - told_at > KNOWN_S - 0.2  # `until` looks every 0.1 s
 
     run_story(tmp_path, story)
 

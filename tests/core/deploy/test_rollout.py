@@ -137,6 +137,8 @@ def test_old_replicas_stay_until_every_gateway_has_the_new_routes() -> None:
     for command in (None, Command.PROMOTE):
         assert decide(rollout, seen(4), command, 100.0 + KNOWN_S / 2)[0].phase is Phase.SETTLING
         assert decide(rollout, seen(4), command, 100.0 + KNOWN_S)[0].phase is Phase.PROMOTED
+        for whole_s, phase in ((KNOWN_S / 2, Phase.SETTLING), (KNOWN_S, Phase.PROMOTED)):
+            assert decide(rollout, replace(seen(4), whole_s=whole_s), command, 1e6)[0].phase is phase
 
 
 def test_pause_keeps_the_share_but_not_the_guards() -> None:

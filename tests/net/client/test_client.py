@@ -141,6 +141,26 @@ def test_stream_arrives_in_pieces_with_trailers() -> None:
     run(main())
 
 
+def test_end_of_a_stream_may_be_split_anywhere() -> None:
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-forebay-usage: 9,0,\r\n\r\n"
+    end = b"0\r\nx-forebay-usage: 1,2,3\r\n\r\n"
+
+    async def main() -> None:
+        async with scripted(Script([head] * len(end))) as port, pooling(port) as pool:
+            for cut in range(1, len(end)):
+                log = Log()
+                call = pool.call(get(), log)
+                await until(lambda log=log: log.status == 200)  # type: ignore[misc]
+                upstream = call.connection
+                assert upstream is not None
+                for part in (b"1\r\n.\r\n", end[:cut], end[cut:]):
+                    upstream.data_received(part)
+                await until(lambda log=log: log.done)  # type: ignore[misc]
+                assert (log.body, log.trailers) == (b".", [(b"x-forebay-usage", b"1,2,3")])
+
+    run(main())
+
+
 @pytest.mark.parametrize("steps", [[None], [b"", None]])
 def test_stale_pooled_connection_is_replaced_once(steps: list[bytes | None]) -> None:
     script = Script([OK, *steps], [OK])

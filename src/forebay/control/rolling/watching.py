@@ -34,9 +34,12 @@ class Looked:
 class Watch:
     """The state of one rollout."""
 
-    def __init__(self, kept: Counted, verdict: Verdict) -> None:
+    def __init__(self, kept: Counted, verdict: Verdict, now: float) -> None:
         self.seen: ModelObservation | None = None
         """What the last round observed."""
+        self.short_at = now
+        """When gateways were last told less than the decided share, on the loop's clock: whether that could be stored
+        or not. What another process told them is not known."""
         self.verdict = verdict
         self.withdrawn = ""
         """Why the canary gets no more traffic, whether stored yet or not; empty: no harm was found."""

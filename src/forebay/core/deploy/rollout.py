@@ -5,6 +5,7 @@ moves traffic and needs no start. The new one never gets a larger share than its
 while it has no ready replica. Unknown observations change nothing.
 """
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -78,6 +79,8 @@ class ModelObservation:
     canary_ready: int | None
     verdict: Verdict | None = None
     tripped: Tripped | None = None
+    whole_s: float = math.inf
+    """For how long gateways have been told the whole share that was decided, and not less for lack of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,7 @@ def _settle(rollout: Rollout, seen: ModelObservation, now: float) -> Rollout:
     if before < 1.0:
         why = f"{rollout.canary} has all of the traffic; {rollout.stable} stays warm for a while"
         return replace(rollout, since=now, why=why)
-    if now - rollout.since < KNOWN_S:
+    if min(now - rollout.since, seen.whole_s) < KNOWN_S:
         return rollout
     if not rollout.forced and (now - rollout.since < rollout.course.settle_s or rollout.paused):
         return rollout

@@ -177,7 +177,7 @@ def _divide(
         for of_kind, amount in zip(needs, refused[host], strict=True):
             of_kind[host] += amount
         aims = [_aims(*each) for each in zip(limit, floors, columns, needs, strict=True)]
-    return [_grow(*each) for each in zip(limit, columns, aims, strict=True)]
+    return [_grow(*each) for each in zip(limit, columns, aims, needs, strict=True)]
 
 
 def _host(
@@ -211,10 +211,12 @@ def _host(
 
 
 def _rooms(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[int]:
-    """What each could admit beyond its usage, once shares are as near to `aims` as current usage allows."""
-    return _fill(
-        max(0, _left(limit, cells)), [max(0, aim - cell.used) for aim, cell in zip(aims, cells, strict=True)]
-    )
+    """What each could admit beyond its usage, once shares are as near to `aims` as they get by `_grow`: nobody gives
+    up what it holds below its aim, even if another one uses so much that the aims together exceed the limit."""
+    kept = [max(cell.used, min(aim, cell.held)) for aim, cell in zip(aims, cells, strict=True)]
+    wants = [max(0, aim - most) for aim, most in zip(aims, kept, strict=True)]
+    more = _fill(max(0, limit - sum(kept)), wants)
+    return [most + extra - cell.used for most, extra, cell in zip(kept, more, cells, strict=True)]
 
 
 def _fits(need: Sequence[int], room: Sequence[int]) -> bool:
@@ -239,15 +241,22 @@ def _aims(limit: int, floor: int, cells: Sequence[_Cell], needs: Sequence[int]) 
     return aims
 
 
-def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int]) -> list[_Cell]:
-    """Shares as near to `aims` as possible; growth only out of what is free. Silent gateways keep theirs."""
+def _grow(limit: int, cells: Sequence[_Cell], aims: Sequence[int], needs: Sequence[int]) -> list[_Cell]:
+    """Shares as near to `aims` as possible; growth only out of what is free, for `needs` first: what another one got
+    instead would be taken from it again in the next round. Silent gateways keep theirs."""
     if limit >= UNLIMITED:  # there may have been a limit before
         return [cell._replace(share=UNLIMITED, held=UNLIMITED) for cell in cells]
     free = max(0, limit - sum(cell.held for cell in cells))
-    wants = [max(0, aim - cell.held) if cell.heard else 0 for aim, cell in zip(aims, cells, strict=True)]
+    more = [0] * len(cells)
+    for goals in (needs, aims):
+        wants = [
+            max(0, min(goal, aim) - cell.held - got) if cell.heard else 0
+            for goal, aim, cell, got in zip(goals, aims, cells, more, strict=True)
+        ]
+        more = [got + extra for got, extra in zip(more, _fill(free - sum(more), wants), strict=True)]
     grown = []
-    for cell, aim, more in zip(cells, aims, _fill(free, wants), strict=True):
-        share = min(aim, cell.held + more) if cell.heard else cell.share
+    for cell, aim, extra in zip(cells, aims, more, strict=True):
+        share = min(aim, cell.held + extra) if cell.heard else cell.share
         grown.append(_Cell(share, max(share, cell.held), cell.used, cell.wanted, cell.heard))
     return grown
 

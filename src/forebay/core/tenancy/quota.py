@@ -167,9 +167,9 @@ class _Usage:
         return Asked(self.share, self.used(), wanted)
 
 
-Left = tuple[int, int, int]
-"""One per-minute limit: the limit, what this gateway may still hand out of it, and in how many seconds it is fully
-available again. Made for every response: a plain tuple costs a tenth of a NamedTuple."""
+Left = tuple[int, int, int, int]
+"""What this gateway may still hand out of a tenant's requests per minute, in how many seconds they are all available
+again, and the same of its tokens. Made for every response: four numbers cost a fraction of anything named."""
 
 
 class Reservation:
@@ -212,8 +212,7 @@ class Limiter:
         requests, window = usage.requests, usage.tokens
         if (
             requests.total >= share.requests
-            or window.total + tokens > share.tokens
-            or usage.day_tokens + tokens > share.day_tokens
+            or (tokens and (window.total + tokens > share.tokens or usage.day_tokens + tokens > share.day_tokens))
             or (stream and usage.streams >= share.streams)
         ):
             return self._denied(usage, tokens, stream, now)
@@ -250,18 +249,23 @@ class Limiter:
             usage.streams -= 1
             usage.ended.add(usage.second, 1)
 
-    def minute(self, tenant: str, now: float) -> tuple[Left | None, Left | None]:
-        """The remaining requests and tokens per minute of a tenant; None: unlimited."""
+    def limit(self, tenant: str) -> Amounts:
+        """A tenant's limits, of all gateways together."""
+        return self._usage[tenant].limit
+
+    def minute(self, tenant: str, now: float) -> Left:
+        """The remaining requests and tokens per minute of a tenant. Meaningless where it has no such limit."""
         usage = self._usage[tenant]
-        limit, share = usage.limit, usage.share
-        if limit.requests >= UNLIMITED and limit.tokens >= UNLIMITED:
-            return None, None
         second = int(now)
         if second > usage.second:
             usage.roll(second)
+        requests, tokens, share = usage.requests, usage.tokens, usage.share
+        requests_left, tokens_left = share.requests - requests.total, share.tokens - tokens.total
         return (
-            _left(limit.requests, share.requests, usage.requests, usage.second, now),
-            _left(limit.tokens, share.tokens, usage.tokens, usage.second, now),
+            requests_left if requests_left > 0 else 0,
+            math.ceil(requests.empty_at(usage.second) - now) if requests.total else 0,
+            tokens_left if tokens_left > 0 else 0,
+            math.ceil(tokens.empty_at(usage.second) - now) if tokens.total else 0,
         )
 
     def configure(self, tenants: Iterable[Tenant]) -> None:
@@ -397,9 +401,9 @@ class Limiter:
         ways = []
         if usage.requests.total >= share.requests:
             ways.append((_REQUESTS, 1, _wait_s(usage, usage.requests, 1, share.requests, now)))
-        if usage.tokens.total + tokens > share.tokens:
+        if tokens and usage.tokens.total + tokens > share.tokens:
             ways.append((_TOKENS, tokens, _wait_s(usage, usage.tokens, tokens, share.tokens, now)))
-        if usage.day_tokens + tokens > share.day_tokens:
+        if tokens and usage.day_tokens + tokens > share.day_tokens:
             ways.append((_DAY_TOKENS, tokens, max(1, math.ceil(self._day_ends_at - now))))
         if stream and usage.streams >= share.streams:
             lasted_s = min(max(1, usage.second - usage.streams_since), SLOTS - 1)
@@ -424,13 +428,6 @@ class Limiter:
         )
         text += " another gateway. Please try again."
         return Denied(code, text, min(ROUND_S, wait_s))
-
-
-def _left(limit: int, share: int, window: _Window, second: int, now: float) -> Left | None:
-    if limit >= UNLIMITED:
-        return None
-    left = share - window.total
-    return limit, left if left > 0 else 0, math.ceil(window.empty_at(second) - now) if window.total else 0
 
 
 def _wait_s(usage: _Usage, window: _Window, amount: int, share: int, now: float) -> int:

@@ -61,6 +61,8 @@ class Pool:
         """Whether the upstream has ever sent a 1xx response to show that it is working."""
         self.known: dict[bytes, CachedHead] = {}
         """Parsed response heads, by their bytes without the token counts."""
+        self.counts_begin = 0
+        """Where their line was in the last response head: looking there first saves most searches."""
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     @property

@@ -179,7 +179,7 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
         """Process a cached head and at most one whole chunk after it. False if the data is anything else."""
         size = data.find(b"\r\n\r\n", 0, KNOWN_BYTES_MAX) + 4
         head = data[:size]
-        key, counts = _split_counts(head)
+        key, counts = self._split_counts(head)
         known = self._pool.known.get(key)
         if known is None:
             return False
@@ -196,16 +196,30 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
         self._unread = head
         return True
 
+    def _split_counts(self, head: bytes) -> tuple[bytes, bytes]:
+        """The head with its token counts replaced by 0, and the counts; the head unchanged if they are not formatted
+        as usual."""
+        begin = self._pool.counts_begin
+        at = begin + len(_COUNTS_LINE)
+        if head[begin:at] != _COUNTS_LINE:
+            begin = head.find(_COUNTS_LINE)
+            if begin < 0:
+                return head, b""
+            self._pool.counts_begin, at = begin, begin + len(_COUNTS_LINE)
+        end = head.find(b"\r\n", at)
+        counts = _counts(head[at:end])
+        return (head[:at] + b"0" + head[end:], counts) if counts else (head, b"")
+
     def _ends(self, data: bytes) -> bool:
         """Process the end of a stream that bypassed the parser, if it is formatted as usual. False if not."""
         if not self._unread:
             return False
         counts = b""
         size = data.rfind(_LAST_WITH_COUNTS)
-        if size >= 0:
-            counts = _counts(data[size + len(_LAST_WITH_COUNTS) : -4])
-        if not counts or not data.endswith(b"\r\n\r\n"):
-            counts = b""
+        begin, end = size + len(_LAST_WITH_COUNTS), len(data) - 4
+        if size >= 0 and begin < end and data.endswith(b"\r\n\r\n"):  # compiled, no slice may end before it begins
+            counts = _counts(data[begin:end])
+        if not counts:
             size = len(data) - len(http1.LAST_CHUNK)
             if not data.endswith(http1.LAST_CHUNK):
                 return False
@@ -250,7 +264,7 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
         if size > 3 and data.startswith(b"HTTP/1.1 200 ") and sum([name == USAGE for name, _ in headers]) < 2:
             if len(known) >= KNOWN_MAX:
                 known.clear()
-            known[_split_counts(data[:size])[0]] = CachedHead(self._status, headers.copy(), self._keep_alive)
+            known[self._split_counts(data[:size])[0]] = CachedHead(self._status, headers.copy(), self._keep_alive)
 
     def resume(self, call: Call) -> None:
         """The sink resumed: process what was buffered while it was paused."""
@@ -362,17 +376,6 @@ class Upstream(Sender):  # not an asyncio.Protocol: compiled code reads attribut
             self._give_up(call, "protocol", f"The answer is not valid HTTP: {problem}.")
 
 
-def _split_counts(head: bytes) -> tuple[bytes, bytes]:
-    """The head with its token counts replaced by 0, and the counts; the head unchanged if they are not formatted as
-    usual."""
-    at = head.find(_COUNTS_LINE) + len(_COUNTS_LINE)
-    if at < len(_COUNTS_LINE):
-        return head, b""
-    end = head.find(b"\r\n", at)
-    counts = _counts(head[at:end])
-    return (head[:at] + b"0" + head[end:], counts) if counts else (head, b"")
-
-
 def _counts(value: bytes) -> bytes:
     """The value, if it is nothing but digits and commas; otherwise empty."""
-    return b"" if len(value) > _COUNTS_BYTES_MAX or value.translate(None, b"0123456789,") else value
+    return value if len(value) <= _COUNTS_BYTES_MAX and value.replace(b",", b"").isdigit() else b""
