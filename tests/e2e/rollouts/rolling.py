@@ -100,7 +100,8 @@ async def served_by(load: Load, revision: str, more: int = 8) -> None:
     since = len(load.seen)
     await load.more(more)
     late = [each for each in load.seen[since:] if each.asked_at >= since]
-    assert {each.revision for each in late} <= {revision}
+    wrong = [each for each in late if each.revision != revision]
+    assert wrong == [], f"not by {revision}, after answer {since}: {wrong}"
 
 
 def kill_control(cluster: Cluster) -> None:

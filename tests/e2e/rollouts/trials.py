@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.faults.grounds import aside, private_urls, run_folder, samples
+from tests.e2e.faults.grounds import aside, private_urls, routes, run_folder, samples
 from tests.e2e.faults.load import Load
 from tests.e2e.rollouts import rolling
 from tests.e2e.rollouts.rolling import Watch
@@ -61,6 +61,7 @@ class Rolls:
             assert (fault, seen["phase"]) == ("kill new", "rolled_back"), (trial, seen)
             # the errors of what ran on it may be counted before its end is noticed
             assert "crash" in seen["why"] or "server_error" in seen["why"], (trial, seen)
+        await aside("gateways are told", lambda: routes(cluster, model).split is None)
         await rolling.served_by(self.load, self._stable)
         await asyncio.to_thread(rolling.settled, cluster, model, self._stable, REPLICAS)
         assert self.load.bad() == [], trial
