@@ -231,9 +231,9 @@ class AccessControl:
         requests_left, requests_s, tokens_left, tokens_s = self._limiter.minute(name, now)
         lines = b""
         if requests:
-            lines = b"%b%d%b" % (requests, requests_left, _REQUESTS_RESET[requests_s])
+            lines = b"%b%d%b" % (requests, requests_left, _REQUESTS_RESET[min(requests_s, SLOTS)])
         if tokens:
-            lines = b"%b%b%d%b" % (lines, tokens, tokens_left, _TOKENS_RESET[tokens_s])
+            lines = b"%b%b%d%b" % (lines, tokens, tokens_left, _TOKENS_RESET[min(tokens_s, SLOTS)])
         return lines
 
     def demand(self) -> Demand:
