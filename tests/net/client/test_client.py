@@ -8,7 +8,7 @@ import pytest
 from tests.net.memory import Wire
 from tests.net.rig import Log, Script, Told, echo, get, pooling, post, run, scripted, serving, until
 
-from forebay.net.client import Call
+from forebay.net.client import Call, Pool
 from forebay.net.client.pool import CONNECTING_MAX
 from forebay.net.client.upstream import PART_BYTES, Upstream
 from forebay.net.server import Exchange
@@ -145,17 +145,21 @@ def test_end_of_a_stream_may_be_split_anywhere() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-forebay-usage: 9,0,\r\n\r\n"
     end = b"0\r\nx-forebay-usage: 1,2,3\r\n\r\n"
 
+    async def split(pool: Pool, cut: int) -> Log:
+        log = Log()
+        call = pool.call(get(), log)
+        await until(lambda: log.status == 200)
+        upstream = call.connection
+        assert upstream is not None
+        for part in (b"1\r\n.\r\n", end[:cut], end[cut:]):
+            upstream.data_received(part)
+        await until(lambda: log.done)
+        return log
+
     async def main() -> None:
         async with scripted(Script([head] * len(end))) as port, pooling(port) as pool:
             for cut in range(1, len(end)):
-                log = Log()
-                call = pool.call(get(), log)
-                await until(lambda log=log: log.status == 200)  # type: ignore[misc]
-                upstream = call.connection
-                assert upstream is not None
-                for part in (b"1\r\n.\r\n", end[:cut], end[cut:]):
-                    upstream.data_received(part)
-                await until(lambda log=log: log.done)  # type: ignore[misc]
+                log = await split(pool, cut)
                 assert (log.body, log.trailers) == (b".", [(b"x-forebay-usage", b"1,2,3")])
 
     run(main())
