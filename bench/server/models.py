@@ -1,8 +1,10 @@
-"""The models of the benchmark, as a Triton repository: the same two ONNX files for every server.
+"""The models of the benchmark, as a Triton repository: the same ONNX files for every server.
 
 `recommender` is that of `forebay repository demo`: a user's number becomes the ten best of 2,000 items. `embedding`
 is bge-small-en-v1.5 with int8 weights on 16 token ids, cut down to what clients want of it: the normalised vector of
-the first token. Both batch; one row of one is microseconds of work, one of the other milliseconds.
+the first token. One row of one is microseconds of work, one of the other milliseconds. `ranking` is an ensemble of
+three: 200 candidates for a user by the products of factors, a network of two hidden layers that scores each, and the
+ten best. Its weights are random: how fast it is does not depend on them. All batch.
 """
 
 import json
@@ -10,7 +12,7 @@ import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from forebay.cli import settings
 from forebay.cli.repository.demos import tabular, text
@@ -26,6 +28,24 @@ DELAY_US: Final = 500
 """How long a batch waits for company, of servers that can be told."""
 
 
+CANDIDATES: Final = 200
+"""Items that the first step of `ranking` hands to the second."""
+BEST: Final = 10
+USERS, ITEMS, RANK, HIDDEN = 4000, 2000, 32, 256
+
+Tensors = tuple[tuple[str, str, int], ...]
+"""Name, datatype and width of each."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an ensemble, whose tensors are called alike in all of it."""
+
+    name: str
+    inputs: Tensors
+    outputs: Tensors
+
+
 @dataclass(frozen=True)
 class Model:
     """One model: its only input is INT64, and a request is one row of it."""
@@ -33,9 +53,15 @@ class Model:
     name: str
     input: str
     row: tuple[int, ...]
-    outputs: tuple[tuple[str, str, int], ...]
-    """Name, datatype and width."""
+    outputs: Tensors
     max_batch: int
+    steps: tuple[Step, ...] = ()
+    """In order, if it is an ensemble."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of its ONNX files, in the order in which they run."""
+        return tuple(step.name for step in self.steps) or (self.name,)
 
     @property
     def binary(self) -> bytes:
@@ -53,24 +79,49 @@ class Model:
         document = {"model_name": self.name, "model_version": "1", "outputs": outputs}
         return json.dumps(document, separators=(",", ":")).encode(), bytes(sum(sizes))
 
-    @property
-    def config(self) -> str:
-        """Its config.pbtxt, without backend and parameters."""
-        kinds = {"INT64": "TYPE_INT64", "FP32": "TYPE_FP32"}
-        outputs = ", ".join(
-            f'{{ name: "{name}" data_type: {kinds[t]} dims: [ {n} ] }}' for name, t, n in self.outputs
-        )
-        return f"""name: "{self.name}"
-max_batch_size: {self.max_batch}
-input [ {{ name: "{self.input}" data_type: TYPE_INT64 dims: [ {len(self.row)} ] }} ]
-output [ {outputs} ]
+    def configs(self, backend: str) -> dict[str, str]:
+        """The config.pbtxt of each folder, with this backend for what computes."""
+        given = ((self.input, "INT64", len(self.row)),)
+        if not self.steps:
+            return {self.name: self._config(Step(self.name, given, self.outputs), backend)}
+        found = {step.name: self._config(step, backend) for step in self.steps}
+        steps = ", ".join(_mapped(step) for step in self.steps)
+        whole = f"ensemble_scheduling {{ step [ {steps} ] }}\n"
+        return found | {self.name: f'{self._head(self.name, given, self.outputs)}platform: "ensemble"\n{whole}'}
+
+    def _config(self, step: Step, backend: str) -> str:
+        return f"""{self._head(step.name, step.inputs, step.outputs)}backend: "{backend}"
 instance_group [ {{ kind: KIND_CPU count: 1 }} ]
 dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}
 """
 
+    def _head(self, name: str, inputs: Tensors, outputs: Tensors) -> str:
+        shown = [
+            ", ".join(f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ {n} ] }}' for name, kind, n in tensors)
+            for tensors in (inputs, outputs)
+        ]
+        return f"""name: "{name}"
+max_batch_size: {self.max_batch}
+input [ {shown[0]} ]
+output [ {shown[1]} ]
+"""
 
+
+def _mapped(step: Step) -> str:
+    maps = [
+        f'{which}_map {{ key: "{name}" value: "{name}" }}'
+        for which, tensors in (("input", step.inputs), ("output", step.outputs))
+        for name, _, _ in tensors
+    ]
+    return f'{{ model_name: "{step.name}" model_version: -1 {" ".join(maps)} }}'
+
+
+_USER: Final = ("USER", "INT64", 1)
+_CANDIDATES: Final = ("CANDIDATE", "INT64", CANDIDATES)
+_CHANCES: Final = ("CHANCE", "FP32", CANDIDATES)
+_FOUND: Final[Tensors] = (("ITEM", "INT64", BEST), ("SCORE", "FP32", BEST))
 MODELS: Final = (
-    Model("recommender", "USER", (1234,), (("ITEM", "INT64", 10), ("SCORE", "FP32", 10)), 32),
+    Model("recommender", "USER", (1234,), _FOUND, 32),
     Model(
         "embedding",
         "IDS",
@@ -78,17 +129,37 @@ MODELS: Final = (
         (("EMBEDDING", "FP32", WIDTH),),
         8,
     ),
+    Model(
+        "ranking",
+        "USER",
+        (1234,),
+        _FOUND,
+        32,
+        (
+            Step("recall", (_USER,), (_CANDIDATES,)),
+            Step("score", (_USER, _CANDIDATES), (_CHANCES,)),
+            Step("choose", (_CANDIDATES, _CHANCES), _FOUND),
+        ),
+    ),
 )
 
 
 def write(folder: Path) -> None:
     """Write a repository `NAME` for each model; what is there stays."""
-    for model, make in zip(MODELS, (_recommender, _embedding), strict=True):
-        target = folder / model.name / model.name / "1/model.onnx"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            make(target)
-        (target.parents[1] / "config.pbtxt").write_text(model.config + 'backend: "onnxruntime"\n')
+    makers = {
+        "recommender": _recommender,
+        "embedding": _embedding,
+        **dict.fromkeys(("recall", "score", "choose"), _step),
+    }
+    for model in MODELS:
+        for name, config in model.configs("onnxruntime").items():
+            place = folder / model.name / name
+            (place / "1").mkdir(parents=True, exist_ok=True)
+            (place / "config.pbtxt").write_text(config)
+        for name in model.folders:
+            target = folder / model.name / name / "1/model.onnx"
+            if not target.exists():
+                makers.get(name, _step)(target)
 
 
 def _recommender(target: Path) -> None:
@@ -129,5 +200,74 @@ def _embedding(target: Path) -> None:
     graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "first_token"))
     graph.input.append(helper.make_tensor_value_info("IDS", TensorProto.INT64, ["batch", TOKENS]))
     graph.output.append(helper.make_tensor_value_info("EMBEDDING", TensorProto.FLOAT, ["batch", WIDTH]))
+    onnx.checker.check_model(model)
+    target.write_bytes(model.SerializeToString())
+
+
+def _weights() -> dict[str, Any]:
+    """The constants of all steps of `ranking`."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> Any:
+        return (random.standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
+
+    items = matrix(ITEMS, RANK)
+    return {
+        "users": matrix(USERS, RANK),
+        "items": items,
+        "items_across": items.T.copy(),
+        "first": matrix(2 * RANK, HIDDEN),
+        "second": matrix(HIDDEN, HIDDEN),
+        "last": matrix(HIDDEN, 1),
+        "flat": np.array([-1]),
+        "rows": np.array([-1, CANDIDATES]),
+        "candidates": np.array([CANDIDATES]),
+        "best": np.array([BEST]),
+    }
+
+
+def _step(target: Path) -> None:
+    """A step of `ranking`, by the name of its folder."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    name = target.parents[1].name
+    node = helper.make_node
+    nodes = {
+        "recall": [
+            node("Reshape", ["USER", "flat"], ["row"]),
+            node("Gather", ["users", "row"], ["user"]),
+            node("MatMul", ["user", "items_across"], ["likeness"]),
+            node("TopK", ["likeness", "candidates"], ["most", "CANDIDATE"], axis=1),
+        ],
+        "score": [
+            node("Gather", ["users", "USER"], ["user"]),
+            node("Gather", ["items", "CANDIDATE"], ["item"]),
+            node("Mul", ["user", "item"], ["both"]),
+            node("Concat", ["both", "item"], ["features"], axis=2),
+            node("MatMul", ["features", "first"], ["first_sum"]),
+            node("Relu", ["first_sum"], ["first_layer"]),
+            node("MatMul", ["first_layer", "second"], ["second_sum"]),
+            node("Relu", ["second_sum"], ["second_layer"]),
+            node("MatMul", ["second_layer", "last"], ["chances"]),
+            node("Reshape", ["chances", "rows"], ["CHANCE"]),
+        ],
+        "choose": [
+            node("TopK", ["CHANCE", "best"], ["SCORE", "place"], axis=1),
+            node("GatherElements", ["CANDIDATE", "place"], ["ITEM"], axis=1),
+        ],
+    }[name]
+    step = next(step for model in MODELS for step in model.steps if step.name == name)
+    types = {"INT64": TensorProto.INT64, "FP32": TensorProto.FLOAT}
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, types[kind], ["batch", width]) for name, kind, width in tensors]
+        for tensors in (step.inputs, step.outputs)
+    )
+    used = {name for each in nodes for name in each.input}
+    kept = [numpy_helper.from_array(value, name) for name, value in _weights().items() if name in used]
+    graph = helper.make_graph(nodes, name, inputs, outputs, kept)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     target.write_bytes(model.SerializeToString())

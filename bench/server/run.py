@@ -3,7 +3,7 @@
     python bench/server/run.py [--rounds 2] [--window 4] [--only forebay,triton] [--model embedding] [--cores 0,1]
         [--quick]
 
-The server under test (its whole process tree) is pinned to core 0 and runs one instance of one ONNX model on one
+The server under test (its whole process tree) is pinned to core 0 and runs one instance of each ONNX model on one
 thread; the load generator, in C, has core 1, unless `--cores` names another two. `closed`: so many connections (of
 gRPC: calls under way on a few connections) that the next batch is always there; that is the server's throughput.
 `open`: requests at 70 % of that server's own throughput, evenly spaced and on as many connections, latency counted
@@ -152,9 +152,9 @@ class Rig:
     @contextlib.contextmanager
     def bare(self, model: Model, window_s: float, *, tuned: bool) -> Iterator[subprocess.Popen[bytes]]:
         """The runtime alone, by its own settings, or by those that Forebay gives it. `of_bare` reads what it says."""
-        file = self.repository / model.name / model.name / "1/model.onnx"
+        files = ":".join(str(self.repository / model.name / name / "1/model.onnx") for name in model.folders)
         row = ",".join(map(str, model.row))
-        words = [file, model.input, model.max_batch, window_s, row, 0 if tuned else 1]
+        words = [files, model.input, model.max_batch, window_s, row, 0 if tuned else 1]
         command = [sys.executable, str(HERE / "bare.py"), *map(str, words)]
         with started(command, self.cores.measured, environ=placement.DEFAULTS if tuned else {}) as process:
             yield process

@@ -53,7 +53,7 @@ class Start(NamedTuple):
 
 
 class Server(NamedTuple):
-    """How a server is started for a model whose folder (`1/model.onnx`, `config.pbtxt`) is there, and asked."""
+    """How a server is started for a model whose folders (`1/model.onnx`, `config.pbtxt`) are there, and asked."""
 
     start: Callable[[Model, Path, Path, Ports], Start]
     """The model, the repository that has only it, a folder that is not there yet, and where it is to listen."""
@@ -123,11 +123,14 @@ def _forebay(model: Model, repository: Path, place: Path, ports: Ports) -> Start
 
 
 def _triton(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
-    folder = place / model.name
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.onnx").symlink_to(repository / model.name / "1/model.onnx")
-    shutil.copy(HERE / "peers/triton_model.py", folder / "1/model.py")
-    (folder / "config.pbtxt").write_text(model.config + 'backend: "python"\n')
+    for name, config in model.configs("python").items():
+        (place / name / "1").mkdir(parents=True)
+        (place / name / "config.pbtxt").write_text(config)
+    for name in model.folders:
+        folder = place / name / "1"
+        (folder / "model.onnx").symlink_to(repository / name / "1/model.onnx")
+        shutil.copy(HERE / "peers/triton_model.py", folder / "model.py")
+        shutil.copy(HERE / "peers/chain.py", folder)
     packages = ORACLE / "lib/python3.10/site-packages"
     python = (ORACLE / "bin/python").resolve().parents[1]
     triton = packages / "pytriton/tritonserver"
@@ -160,12 +163,17 @@ def _socket(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
 
 def _environ(model: Model, repository: Path, ports: Ports) -> dict[str, str]:
     return {
-        "BENCH_FILE": str(repository / model.name / "1/model.onnx"),
+        "BENCH_FILES": os.pathsep.join(str(repository / name / "1/model.onnx") for name in model.folders),
         "BENCH_INPUT": model.input,
         "BENCH_BATCH": str(model.max_batch),
         "BENCH_DELAY_S": str(DELAY_US / 1e6),
         "BENCH_PORT": str(ports.http),
     }
+
+
+def _copy(place: Path, script: str) -> None:
+    for name in (script, "chain.py"):
+        shutil.copy(HERE / "peers" / name, place)
 
 
 def _litserve(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
@@ -175,7 +183,7 @@ def _litserve(model: Model, repository: Path, place: Path, ports: Ports) -> Star
 
 def _bentoml(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     place.mkdir()
-    shutil.copy(HERE / "peers/bentoml_server.py", place)
+    _copy(place, "bentoml_server.py")
     where = ["--working-dir", str(place), "--host", "127.0.0.1", "--port", str(ports.http)]
     home = {"BENTOML_HOME": str(place / "home"), "BENTOML_DO_NOT_TRACK": "True"}
     return Start(
@@ -186,7 +194,7 @@ def _bentoml(model: Model, repository: Path, place: Path, ports: Ports) -> Start
 
 def _mlserver(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
     place.mkdir()
-    shutil.copy(HERE / "peers/mlserver_runtime.py", place)
+    _copy(place, "mlserver_runtime.py")
     settings = {f"{name}_port": port for name, port in ports._asdict().items()} | {"host": "127.0.0.1"}
     (place / "settings.json").write_text(json.dumps({**settings, "parallel_workers": 0, "debug": False}))
     batching = {"max_batch_size": model.max_batch, "max_batch_time": DELAY_US / 1e6}

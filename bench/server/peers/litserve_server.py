@@ -5,19 +5,15 @@ from typing import Any
 
 import litserve
 import numpy as np
-import onnxruntime
+from chain import Chain
 
 
 class Api(litserve.LitAPI):
     """JSON `{"row": [...]}` in, the outputs as lists out."""
 
     def setup(self, device: str) -> None:
-        """Load the model on one thread."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.x64quantprecision", "1")  # as ours: the same numbers everywhere
-        self.session = onnxruntime.InferenceSession(os.environ["BENCH_FILE"], options)
-        self.names = [output.name for output in self.session.get_outputs()]
+        """Load the model."""
+        self.chain = Chain(os.environ["BENCH_FILES"].split(os.pathsep))
 
     def decode_request(self, request: dict[str, Any]) -> Any:
         """One row."""
@@ -29,7 +25,7 @@ class Api(litserve.LitAPI):
 
     def predict(self, x: Any) -> list[Any]:
         """All outputs."""
-        return self.session.run(None, {os.environ["BENCH_INPUT"]: x})
+        return self.chain.run({os.environ["BENCH_INPUT"]: x})
 
     def unbatch(self, output: list[Any]) -> list[Any]:
         """The outputs of each row."""
@@ -37,7 +33,7 @@ class Api(litserve.LitAPI):
 
     def encode_response(self, output: Any) -> dict[str, Any]:
         """Lists by name."""
-        return {name: row.tolist() for name, row in zip(self.names, output, strict=True)}
+        return {name: row.tolist() for name, row in zip(self.chain.names, output, strict=True)}
 
 
 if __name__ == "__main__":

@@ -1,35 +1,32 @@
-"""The model in Triton's Python backend: one run of the same session for the whole batch."""
+"""A model or a step in Triton's Python backend: one run of the same session for the whole batch."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import triton_python_backend_utils as pb_utils
+from chain import Chain
 
 
 class TritonPythonModel:
     """Joins the rows of a batch, runs them at once, and hands each request its own."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model on one thread."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.x64quantprecision", "1")  # as ours: the same numbers everywhere
-        folder = Path(args["model_repository"]) / args["model_version"]
-        self.session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
-        self.input = self.session.get_inputs()[0].name
-        self.names = [output.name for output in self.session.get_outputs()]
+        """Load the model."""
+        self.chain = Chain([str(Path(args["model_repository"]) / args["model_version"] / "model.onnx")])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run a batch."""
-        rows = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
-        found = self.session.run(None, {self.input: np.concatenate(rows)})
+        rows = {
+            name: [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+            for name in self.chain.inputs
+        }
+        found = self.chain.run({name: np.concatenate(arrays) for name, arrays in rows.items()})
         responses = []
         at = 0
-        for row in rows:
+        for row in rows[self.chain.inputs[0]]:
             end = at + len(row)
-            tensors = [pb_utils.Tensor(name, array[at:end]) for name, array in zip(self.names, found)]  # noqa: B905 - Python 3.10
+            tensors = [pb_utils.Tensor(name, array[at:end]) for name, array in zip(self.chain.names, found)]  # noqa: B905 - Python 3.10
             responses.append(pb_utils.InferenceResponse(tensors))
             at = end
         return responses

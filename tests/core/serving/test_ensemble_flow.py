@@ -1,6 +1,6 @@
 """One request of an ensemble."""
 
-from collections import Counter
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +12,6 @@ from forebay.core.serving.config import Datatype, ModelConfig, Step, TensorSpec
 from forebay.core.serving.ensemble import Dag, Flow, Gates, Progress, carried_shape
 from forebay.core.serving.ensemble.flow import PLANS_MAX
 
-Said = Progress[str, str]
 DEADLOCK = (
     "in ensemble 'e', unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
 )
@@ -35,79 +34,78 @@ def dag(inputs: str, outputs: str, *steps: str) -> Dag:
     return Dag(config, [">>" in step for step in steps])
 
 
-def starts(progress: Said) -> list[tuple[int, dict[str, str]]]:
+def told(progress: Progress[str]) -> dict[str, object]:
+    """What is to be done, without what is not."""
+    return {name: value for name in Progress.__slots__ if (value := getattr(progress, name))}
+
+
+def starts(progress: Progress[str]) -> list[tuple[int, dict[str, str]]]:
     return [(start.step, start.inputs) for start in progress.starts]
 
 
-def test_step_starts_with_its_inputs_and_memory_is_freed_after_the_last_reader() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
-    said = flow.begin({"x": "1"}, "request")
-    assert starts(said) == [(0, {"X": "1"}), (1, {"X": "1"})]
-    said = flow.result(2, {"U": "3"}, "of 1", final=True)
-    assert said == Progress()
-    said = flow.result(1, {"T": "2"}, "of 0", final=True)
-    assert said.freed == ["request"]
-    assert starts(said) == [(2, {"T": "2", "U": "3"})]
-    said = flow.result(3, {"Z": "4"}, "of 2", final=True)
-    assert said == Progress(responses=[(0, {"z": "4"})], freed=["of 0", "of 1"], ended=True)
-    assert flow.sent(0) == ["of 2"]
+def test_step_starts_once_all_its_inputs_are_there() -> None:
+    flow: Flow[str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
+    assert starts(flow.begin({"x": "1"})) == [(0, {"X": "1"}), (1, {"X": "1"})]
+    assert told(flow.result(2, {"U": "3"}, final=True)) == {}
+    assert starts(flow.result(1, {"T": "2"}, final=True)) == [(2, {"T": "2", "U": "3"})]
+    assert told(flow.result(3, {"Z": "4"}, final=True)) == dict(responses=[{"z": "4"}], ended=True)
+
+
+def test_tensor_is_kept_no_longer_than_until_its_last_reader_starts() -> None:
+    class Value:
+        pass
+
+    value = Value()
+    kept = weakref.ref(value)
+    flow: Flow[Value] = Flow(dag("xy", "z", "x>t", "xy>u", "tu>z"))
+    said = flow.begin({"x": value})
+    del value, said
+    assert kept() is None
 
 
 def test_steps_not_needed_for_requested_outputs_do_not_run() -> None:
     graph = dag("xy", "vw", "x>tu", "t>v", "yu>w")
-    flow: Flow[str, str] = Flow(graph, ["v"])
+    flow: Flow[str] = Flow(graph, ["v"])
     assert starts(flow.begin({"x": "1", "y": "2"})) == [(0, {"X": "1"})]
-    said = flow.result(1, {"T": "3", "U": "4"}, final=True)
-    assert starts(said) == [(1, {"T": "3"})]
-    said = flow.result(2, {"V": "5"}, final=True)
-    assert said == Progress(responses=[(0, {"v": "5"})], ended=True)
-    assert flow.sent(0) == []
+    assert starts(flow.result(1, {"T": "3", "U": "4"}, final=True)) == [(1, {"T": "3"})]
+    assert told(flow.result(2, {"V": "5"}, final=True)) == dict(responses=[{"v": "5"}], ended=True)
 
 
-def test_empty_and_late_responses_are_freed() -> None:
-    flow: Flow[str, str] = Flow(dag("xy", "vw", "x>v", "y>w"), ["v"])
-    assert flow.begin({"x": "1"}).freed == []
-    said = flow.result(1, {}, "empty", final=True)
-    assert (said.responses, said.freed, said.ended, said.error) == ([(0, {})], [], True, "")
-    assert flow.sent(0) == ["empty"]
-    assert flow.result(1, {"V": "2"}, "late", final=True) == Progress(freed=["late"])
+def test_empty_responses_and_late_ones() -> None:
+    flow: Flow[str] = Flow(dag("xy", "vw", "x>v", "y>w"), ["v"])
+    flow.begin({"x": "1"})
+    assert told(flow.result(1, {}, final=True)) == dict(responses=[{}], ended=True)
+    assert told(flow.result(1, {"V": "2"}, final=True)) == {}
 
 
 def test_an_input_may_be_an_output_too() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "xv", "x>v"), ["x"])
-    said = flow.begin({"x": "1"}, "request")
-    assert said == Progress(responses=[(0, {"x": "1"})], ended=True)
-    assert flow.sent(0) == ["request"]
+    flow: Flow[str] = Flow(dag("x", "xv", "x>v"), ["x"])
+    assert told(flow.begin({"x": "1"})) == dict(responses=[{"x": "1"}], ended=True)
 
 
 def test_optional_tensors_that_are_missing_are_left_out() -> None:
-    flow: Flow[str, str] = Flow(dag("xy", "z", "xy>tu", "tu>z"))
+    flow: Flow[str] = Flow(dag("xy", "z", "xy>tu", "tu>z"))
     assert starts(flow.begin({"x": "1"})) == [(0, {"X": "1"})]
     assert starts(flow.result(1, {"U": "2"}, final=True)) == [(1, {"U": "2"})]
 
 
 def test_responses_of_a_decoupled_step_pass_through_in_order() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>>t", "t>z"))
-    flow.begin({"x": "0"}, "request")
-    assert starts(flow.result(1, {"T": "a"}, "a", final=False)) == [(1, {"T": "a"})]
-    assert starts(flow.result(1, {"T": "b"}, "b", final=False)) == [(1, {"T": "b"})]
-    assert flow.result(1, None, final=True).freed == ["request"]
-    said = flow.result(3, {"Z": "B"}, "B", final=True)
-    assert said == Progress(freed=["b"])
-    said = flow.result(2, {"Z": "A"}, "A", final=True)
-    assert said == Progress(responses=[(0, {"z": "A"}), (1, {"z": "B"})], freed=["a"], ended=True)
-    assert [flow.sent(1), flow.sent(0)] == [["B"], ["A"]]
+    flow: Flow[str] = Flow(dag("x", "z", "x>>t", "t>z"))
+    flow.begin({"x": "0"})
+    assert starts(flow.result(1, {"T": "a"}, final=False)) == [(1, {"T": "a"})]
+    assert starts(flow.result(1, {"T": "b"}, final=False)) == [(1, {"T": "b"})]
+    assert told(flow.result(1, None, final=True)) == {}
+    assert told(flow.result(3, {"Z": "B"}, final=True)) == {}
+    assert told(flow.result(2, {"Z": "A"}, final=True)) == dict(responses=[{"z": "A"}, {"z": "B"}], ended=True)
 
 
 def test_only_decoupled_steps_may_have_no_response() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>>z"))
-    flow.begin({"x": "0"}, "request")
-    assert flow.result(1, None, final=True) == Progress(freed=["request"], ended=True)
+    flow: Flow[str] = Flow(dag("x", "z", "x>>z"))
+    flow.begin({"x": "0"})
+    assert told(flow.result(1, None, final=True)) == dict(ended=True)
     flow = Flow(dag("x", "z", "x>t", "xt>z"))
-    flow.begin({"x": "0"}, "request")
-    assert flow.result(1, None, "empty", final=True) == Progress(
-        freed=["empty", "request"], ended=True, error=DEADLOCK
-    )
+    flow.begin({"x": "0"})
+    assert told(flow.result(1, None, final=True)) == dict(ended=True, error=DEADLOCK)
 
 
 @pytest.mark.parametrize(
@@ -118,28 +116,21 @@ def test_only_decoupled_steps_may_have_no_response() -> None:
     ],
 )
 def test_a_failing_step_ends_the_ensemble_and_is_named(text: str, error: str) -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "x>v", "tuv>z"))
-    flow.begin({"x": "1"}, "request")
-    flow.result(3, {"V": "2"}, "v", final=True)
-    assert flow.fail(1, text) == Progress(freed=["v"], ended=True, error=error, cancel=[2])
-    assert flow.fail(1, text) == Progress()
-    assert flow.result(2, {"U": "3"}, "late", final=True).freed == ["late", "request"]
-    assert flow.abandon() == Progress()
-
-
-def test_tensors_read_by_a_running_step_survive_the_failure_of_another() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "xtu>z"))
-    flow.begin({"x": "1"}, "request")
-    assert flow.fail(1, "no").freed == []
-    assert flow.result(2, {"U": "3"}, "late", final=True).freed == ["late", "request"]
+    flow: Flow[str] = Flow(dag("x", "z", "x>t", "x>u", "x>v", "tuv>z"))
+    flow.begin({"x": "1"})
+    flow.result(3, {"V": "2"}, final=True)
+    assert told(flow.fail(1, text)) == dict(ended=True, error=error, cancel=[2])
+    assert told(flow.fail(1, text)) == {}
+    assert told(flow.result(2, {"U": "3"}, final=True)) == {}
+    assert told(flow.abandon()) == {}
 
 
 def test_only_the_first_failure_of_an_ensemble_is_reported() -> None:
-    flow: Flow[str, str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
-    flow.begin({"x": "1"}, "request")
-    assert flow.abandon() == Progress(cancel=[1, 2])
-    assert flow.fail(2, "cancelled") == Progress()
-    assert flow.fail(1, "cancelled") == Progress(freed=["request"])
+    flow: Flow[str] = Flow(dag("x", "z", "x>t", "x>u", "tu>z"))
+    flow.begin({"x": "1"})
+    assert told(flow.abandon()) == dict(cancel=[1, 2])
+    assert told(flow.fail(2, "cancelled")) == {}
+    assert told(flow.fail(1, "cancelled")) == {}
 
 
 def test_cached_ensemble_plans_are_bounded() -> None:
@@ -147,10 +138,10 @@ def test_cached_ensemble_plans_are_bounded() -> None:
     graph = dag("x", outputs, f"x>{outputs}")
     wanted = [[a, b] for a in outputs for b in outputs] + [[a, b, "h"] for a in outputs for b in outputs]
     for each in wanted:
-        assert Flow[str, str](graph, each).begin({"x": "1"}).starts
+        assert Flow[str](graph, each).begin({"x": "1"}).starts
     assert len(graph._plans) == PLANS_MAX
     assert graph.plan(wanted[0]) is graph.plan(wanted[0])
-    assert graph.plan([]).wanted == tuple(outputs)
+    assert [name for name, _ in graph.plan([]).wanted] == list(outputs)
 
 
 @st.composite
@@ -192,30 +183,24 @@ def _follows(steps: Sequence[str], tensor: str, decoupled: str) -> bool:
 
 
 class Play:
-    """A request on its way: values are their own derivation, each with the lease of the response that it came in."""
+    """A request on its way: values are their own derivation."""
 
     def __init__(self, steps: Sequence[str], wanted: Sequence[str]) -> None:
         self.steps = steps
-        self.flow: Flow[tuple[str, str], str] = Flow(dag("xy", "".join(wanted), *steps), wanted)
+        self.flow: Flow[str] = Flow(dag("xy", "".join(wanted), *steps), wanted)
         self.told: dict[str, list[str]] = {each: [] for step in steps if ">>" in step for each in step.split(">>")[1]}
-        self.leases, self.freed = ["request"], Counter[str]()
-        self.running: dict[int, tuple[int, dict[str, tuple[str, str]]]] = {}
-        self.responses: list[dict[str, tuple[str, str]]] = []
+        self.given = 0
+        self.running: dict[int, tuple[int, dict[str, str]]] = {}
+        self.responses: list[dict[str, str]] = []
         self.over = self.ended = False
-        self.follow(self.flow.begin({"x": ("x", "request"), "y": ("y", "request")}, "request"))
+        self.follow(self.flow.begin({"x": "x", "y": "y"}))
 
-    def follow(self, progress: Progress[tuple[str, str], str]) -> None:
+    def follow(self, progress: Progress[str]) -> None:
         assert not self.over or not (progress.starts or progress.responses or progress.ended)
         assert not (self.ended and progress.ended)
         assert progress.ended or not progress.error
         self.running.update({start.run: (start.step, start.inputs) for start in progress.starts})
-        for number, values in progress.responses:
-            assert number == len(self.responses)
-            self.responses.append(values)
-        self.freed.update(progress.freed)
-        in_use = [lease for _, inputs in self.running.values() for _, lease in inputs.values()]
-        in_use += [lease for values in self.responses for _, lease in values.values()]
-        assert not self.freed.keys() & set(in_use)
+        self.responses += progress.responses
         self.ended = self.ended or progress.ended
 
     def give(self, run: int) -> None:
@@ -223,17 +208,17 @@ class Play:
         n, inputs = self.running[run]
         decoupled = ">>" in self.steps[n]
         read, made = self.steps[n].replace(">>", ">").split(">")
-        arguments = ",".join(inputs[each.upper()][0] for each in read)
-        self.leases.append(f"lease {len(self.leases)}")
+        arguments = ",".join(inputs[each.upper()] for each in read)
+        self.given += 1
         outputs = {}
         for tensor in made:
-            value = f"{tensor}{n}({arguments})" + (f"#{len(self.leases)}" if decoupled else "")
-            outputs[tensor.upper()] = (value, self.leases[-1])
+            value = f"{tensor}{n}({arguments})" + (f"#{self.given}" if decoupled else "")
+            outputs[tensor.upper()] = value
             if decoupled and not self.over:
                 self.told[tensor].append(value)
         if not decoupled:
             del self.running[run]
-        self.follow(self.flow.result(run, outputs, self.leases[-1], final=not decoupled))
+        self.follow(self.flow.result(run, outputs, final=not decoupled))
 
     def end(self, run: int) -> None:
         del self.running[run]
@@ -249,7 +234,7 @@ class Play:
 
 @settings(max_examples=examples(300))
 @given(graph=graphs(), data=st.data(), breaks=st.booleans())
-def test_ensemble_outputs_follow_the_graph_and_leases_are_freed_exactly_once(
+def test_ensemble_outputs_follow_the_graph_and_nothing_is_kept_at_the_end(
     graph: tuple[list[str], list[str]], data: st.DataObject, breaks: bool
 ) -> None:
     steps, wanted = graph
@@ -258,19 +243,18 @@ def test_ensemble_outputs_follow_the_graph_and_leases_are_freed_exactly_once(
         run = data.draw(st.sampled_from(sorted(play.running)))
         if breaks and not play.over and data.draw(st.integers(0, 9)) == 0:
             play.break_off(run, data.draw(st.booleans()))
-        elif ">>" in steps[play.running[run][0]] and (len(play.leases) > 40 or data.draw(st.booleans())):
+        elif ">>" in steps[play.running[run][0]] and (play.given > 40 or data.draw(st.booleans())):
             play.end(run)
         else:
             play.give(run)
     assert play.ended or play.over
     if not play.over:
         turns = next((len(values) for each, values in play.told.items() if _follows(steps, wanted[0], each)), 1)
-        assert [{name: value for name, (value, _) in each.items()} for each in play.responses] == [
+        assert play.responses == [
             {name: expected(steps, play.told, name, turn) for name in wanted} for turn in range(turns)
         ]
-    for number in range(len(play.responses)):
-        play.freed.update(play.flow.sent(number))
-    assert play.freed == Counter(play.leases)
+    assert not play.flow._turns
+    assert not play.flow._runs
 
 
 def test_inflight_limit_of_a_step_queues_runs_in_order() -> None:

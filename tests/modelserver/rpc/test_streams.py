@@ -320,7 +320,7 @@ def test_drop_oldest_drops_waiting_frames_and_keeps_response_order(tmp_path: Pat
 
 def test_dropped_frames_release_their_pixels_before_their_response_is_due(tmp_path: Path) -> None:
     def alive() -> set[str]:
-        return {each.id for each in gc.get_objects() if type(each) is InferRequest}
+        return {each.id for each in gc.get_objects() if type(each) is InferRequest and each.id}
 
     async def main() -> None:
         async with rig(tmp_path) as it:

@@ -100,7 +100,7 @@ class Served:
             error = response.error if response is not None else None
             ended.set_result("ok" if error is None else f"{error.kind} {error.text}")
 
-        call = Call(request, Checked(1, (), (), ()), hear)
+        call = Call(request, Checked(1, (), (), (), 0), hear)
         call.started_ns = call.queued_ns = int((began - waited_s) * 1e9)
         self.queue.submit(call)
         text: str = await ended

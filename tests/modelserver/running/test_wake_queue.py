@@ -27,7 +27,7 @@ def test_request_that_another_cancels_as_both_expire_does_not_stop_the_others() 
         ended: asyncio.Future[InferResponse | None] = asyncio.get_running_loop().create_future()
 
         def queued(on_response: OnResponse) -> Call:
-            call = Call(late, Checked(1, (), (), ()), on_response)
+            call = Call(late, Checked(1, (), (), (), 0), on_response)
             call.runner = queue
             queue.submit(call)
             return call

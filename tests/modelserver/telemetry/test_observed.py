@@ -46,7 +46,7 @@ class TimedModels(FakeModels):
     def infer(self, request: InferRequest, on_response: OnResponse) -> Any:
         if request.model == "none":
             raise Refused(Kind.NOT_FOUND, "none")
-        call = Call(request, Checked(1, (), request.inputs, ()), on_response)
+        call = Call(request, Checked(1, (), request.inputs, (), 0), on_response)
         if request.model == "slow":
             return call
         call.spent = Spent(1_000_000, 2_000_000, 3_000_000)

@@ -1,5 +1,6 @@
 """Classification of outputs, and outputs in shared memory."""
 
+import json
 import struct
 from collections.abc import Sequence
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
+from forebay.wire.oip import infer_answer
 from forebay.wire.oip.infer_answer import CLASSIFIED_ELEMENTS_MAX, classified, write_infer
-from forebay.wire.oip.infer_request import JSON_FORM, Asked
+from forebay.wire.oip.infer_request import BINARY_FORM, JSON_FORM, Asked, Form
 from forebay.wire.oip.tensors import split
 
 
@@ -86,3 +88,40 @@ def test_response_may_have_parameters_without_outputs() -> None:
         b'{"model_name":"m","model_version":"3","parameters":{"a":1,"b":"x","c":true},"outputs":[]}',
         [],
     )
+
+
+BINARY = Asked(InferRequest("m", "", "", ()), {}, BINARY_FORM)
+
+
+@pytest.mark.parametrize("id", ["", "a"])
+@pytest.mark.parametrize("forms", [{}, {"x": BINARY_FORM, "y": BINARY_FORM}])
+def test_binary_outputs_follow_a_document_with_their_sizes(id: str, forms: dict[str, Form]) -> None:
+    asked = Asked(InferRequest("m", "", "", ()), forms, JSON_FORM if forms else BINARY_FORM)
+    for rows in (1, 2, 1, 0):
+        outputs = (
+            Tensor("x", Datatype.INT8, (rows, 2), b"ab" * rows),
+            Tensor("y", Datatype.FP32, (rows, 1), b"1234" * rows),
+        )
+        written = write_infer(InferResponse("m", "1", id, outputs), asked, batches=True, labels=unnamed)
+        assert b"".join(written.buffers) == b"ab" * rows + b"1234" * rows
+        told = json.loads(written.json)
+        assert told.pop("id", "") == id
+        assert told == {
+            "model_name": "m",
+            "model_version": "1",
+            "outputs": [
+                {"name": "x", "datatype": "INT8", "shape": [rows, 2], "parameters": {"binary_data_size": 2 * rows}},
+                {"name": "y", "datatype": "FP32", "shape": [rows, 1], "parameters": {"binary_data_size": 4 * rows}},
+            ],
+        }
+
+
+def test_documents_of_responses_that_are_kept_are_few_and_small() -> None:
+    infer_answer._known.clear()
+    wide = tuple(Tensor(f"{'x' * 100}{number}", Datatype.INT8, (1,), b"a") for number in range(40))
+    write_infer(InferResponse("m", "1", "", wide), BINARY, batches=False, labels=unnamed)
+    assert not infer_answer._known
+    for size in range(2 * infer_answer.KNOWN_MAX):
+        tensor = Tensor("x", Datatype.INT8, (size,), b"a" * size)
+        write_infer(InferResponse("m", "1", "", (tensor,)), BINARY, batches=False, labels=unnamed)
+    assert len(infer_answer._known) <= infer_answer.KNOWN_MAX

@@ -147,6 +147,77 @@ def test_binary_tensors_are_views_of_the_body() -> None:
     assert (tensor.data.obj, bytes(tensor.data)) == (body, b"ab")
 
 
+TEXT = st.sampled_from(["", "a", "b"])
+NUMBER = st.integers(0, 2)
+PARAMETERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": NUMBER, "timeout": NUMBER, "sequence_id": NUMBER, "sequence_start": st.booleans(),
+        "sequence_end": st.booleans(), "binary_data_output": st.booleans(), "own": st.one_of(TEXT, NUMBER),
+    },
+)  # fmt: skip
+INPUT = st.fixed_dictionaries(
+    {
+        "name": TEXT,
+        "datatype": st.sampled_from(["INT8", "FP32", "NONE"]),
+        "shape": st.lists(NUMBER, max_size=2),
+        "parameters": st.one_of(st.builds(dict, binary_data_size=NUMBER), st.just(R)),
+    }
+)
+OUTPUT = st.fixed_dictionaries(
+    {
+        "name": TEXT,
+        "parameters": st.one_of(
+            st.builds(dict, binary_data=st.booleans()), st.builds(dict, classification=NUMBER), st.just(R)
+        ),
+    }
+)
+DOCUMENT = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUT, min_size=1, max_size=2)},
+    optional={"id": TEXT, "parameters": PARAMETERS, "outputs": st.lists(OUTPUT, max_size=2)},
+)
+
+
+def read_fields(document: Any, binary: bytes) -> Any:
+    try:
+        found = read(document, binary)
+    except Refused as refused:
+        return refused.text
+    return [getattr(found.request, name) for name in FIELDS], found.forms, found.others, found.is_binary
+
+
+@given(document=DOCUMENT, one=st.binary(min_size=1, max_size=4), other=st.binary(min_size=1, max_size=4))
+def test_document_that_was_read_before_is_read_alike(document: Any, one: bytes, other: bytes) -> None:
+    infer_request._known.clear()
+    read_fields(document, one)
+    again = read_fields(document, other)
+    infer_request._known.clear()
+    assert again == read_fields(document, other)
+
+
+def test_documents_that_are_kept_are_few_small_and_of_no_single_request() -> None:
+    infer_request._known.clear()
+    binary = one(data=None, parameters={"binary_data_size": 2})
+    for unusual in (
+        {"id": "a"},
+        {"parameters": {"sequence_id": 1}},
+        {"outputs": [{"name": "y", "parameters": {**R, "shared_memory_byte_size": 2}}]},
+        {"parameters": {"long": "x" * infer_request.KNOWN_BYTES_MAX}},
+    ):
+        read({**binary, **unusual}, b"ab")
+    assert not infer_request._known
+    for priority in range(2 * infer_request.KNOWN_MAX):
+        read({**binary, "parameters": {"priority": priority}}, b"ab")
+    assert len(infer_request._known) <= infer_request.KNOWN_MAX
+
+
+def test_parameters_of_one_request_are_not_those_of_the_next() -> None:
+    document = {**one(data=None, parameters={"binary_data_size": 2}), "parameters": {"own": 1}}
+    read(document, b"ab").request.parameters["header"] = "first"
+    read(document, b"ab").request.parameters["header"] = "second"
+    assert read(document, b"ab").request.parameters == {"own": 1}
+
+
 def test_shared_memory_inputs_are_read_in_place() -> None:
     where = {**R, "shared_memory_offset": 14, "shared_memory_byte_size": 2}
     tensor = read(one(data=None, parameters=where)).request.inputs[0]

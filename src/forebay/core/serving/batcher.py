@@ -174,6 +174,9 @@ class Batcher(Generic[T]):
         if len(self._waiting) >= WAITING_MAX:
             raise Refused(Kind.UNAVAILABLE, QUEUE_FULL)
         entry = Waiting(item, max(1, rows), shape, now, math.inf if deadline is None else deadline)
+        if deadline is None and self._joins(entry):
+            self._waiting[item] = entry
+            return
         queues = self._queues
         queues.add(entry, level, timeout_s)
         self._waiting[item] = entry
@@ -276,10 +279,28 @@ class Batcher(Generic[T]):
             items.append(entry.item)
         return Batch(items, rows)
 
+    def _joins(self, entry: Waiting[T]) -> bool:
+        """Add a new request to the batch that grows, if it would join that at once and leave it growing; what `_grow`
+        would do, without looking at queues that are empty."""
+        growing = self._growing
+        if growing is None or self._queues.rows or not self._grows or entry.shape != growing.shape:
+            return False
+        size = growing.rows + entry.rows
+        if size >= self._preferred[-1] or size in self._preferred or growing.rows in self._preferred:
+            return False
+        growing.entries.append(entry)
+        growing.rows = size
+        growing.since = min(growing.since, entry.since)
+        return True
+
+    @property
+    def _grows(self) -> bool:
+        """Whether batches are formed now although no instance is free for them."""
+        return self._ahead and self._held is None and len(self._formed) < FORMED_PER_INSTANCE * self.instances
+
     def _form(self, now: float) -> None:
         """Form batches ahead."""
-        most = FORMED_PER_INSTANCE * self.instances
-        while self._held is None and self._queues.rows and len(self._formed) < most and self._grow(now):
+        while self._queues.rows and self._grows and self._grow(now):
             pass
 
     def _grow(self, now: float) -> bool:

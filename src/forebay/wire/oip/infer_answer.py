@@ -16,6 +16,10 @@ from forebay.wire.oip.infer_request import Asked
 
 CLASSIFIED_ELEMENTS_MAX: Final = 1_000_000
 """Elements of one row that are searched for the best classes: Triton's limit."""
+KNOWN_MAX: Final = 256
+"""Documents that are kept as written."""
+KNOWN_BYTES_MAX: Final = 4096
+"""Size of each."""
 _UNCLASSIFIABLE: Final = frozenset({Datatype.BOOL, Datatype.FP16, Datatype.BF16, Datatype.BYTES})
 _FLOATS: Final = frozenset({Datatype.FP32, Datatype.FP64})
 
@@ -34,6 +38,8 @@ class Written:
 
 
 _encode = msgspec.json.Encoder().encode
+_known: Final[dict[tuple[object, ...], bytes]] = {}
+"""Responses with the same binary outputs have the same document, which is written once."""
 
 
 def check_json_size(response: InferResponse, asked: Asked, most: int) -> None:
@@ -63,6 +69,8 @@ def write_infer(
 
     `batches`: the first dimension of outputs is the batch. `wanted`: whether the client still waits.
     """
+    if asked.is_binary and not (response.id or response.parameters):
+        return _written(response)
     outputs: list[ToldOutput] = []
     buffers: list[Buffer] = []
     forms, others = asked.forms, asked.others
@@ -71,25 +79,53 @@ def write_infer(
         if form.classes:
             tensor = classified(tensor, form.classes, batches=batches, labels=labels)  # noqa: PLW2901 - as wanted
         name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
-        output = ToldOutput(name, datatype, shape)
+        output = _binary(tensor) if form.binary else ToldOutput(name, datatype, shape)
         if form.binary:
-            size = len(data)
-            output.parameters = {"binary_data_size": size}
-            if size:
+            if data:
                 buffers.append(data)
         elif form.target is not None:
             form.target.put(name, data)
         else:
             output.data = msgspec.Raw(tensors.unpack(name, datatype, data, _elements(shape), wanted))
         outputs.append(output)
-    document = Told(
+    return Written(_encode(_document(response, outputs)), buffers)
+
+
+def _document(response: InferResponse, outputs: list[ToldOutput]) -> Told:
+    return Told(
         response.id or msgspec.UNSET,
         response.model,
         response.version,
         response.parameters or msgspec.UNSET,
         outputs,
     )
-    return Written(_encode(document), buffers)
+
+
+def _written(response: InferResponse) -> Written:
+    """A response without id and parameters whose outputs are all binary."""
+    parts: list[object] = [response.model, response.version]
+    buffers: list[Buffer] = []
+    for tensor in response.outputs:
+        data = tensor.data
+        size = len(data)
+        parts += (tensor.name, tensor.datatype, tensor.shape, size)
+        if size:
+            buffers.append(data)
+    key = tuple(parts)
+    json = _known.get(key)
+    if json is None:
+        json = _encode(_document(response, [_binary(tensor) for tensor in response.outputs]))
+        if len(json) <= KNOWN_BYTES_MAX:
+            if len(_known) >= KNOWN_MAX:
+                _known.clear()
+            _known[key] = json
+    return Written(json, buffers)
+
+
+def _binary(tensor: Tensor) -> ToldOutput:
+    output = ToldOutput(tensor.name, tensor.datatype, tensor.shape)
+    output.parameters = {"binary_data_size": len(tensor.data)}
+    return output
 
 
 def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -> Tensor:

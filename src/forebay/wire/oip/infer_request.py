@@ -45,6 +45,10 @@ OBJECTS_MAX: Final = 4 * NAMES_MAX + 2
 """JSON objects in a long request: inputs and outputs with their parameters, the request and its parameters."""
 FIELDS_BYTES_MAX: Final = 1 << 20
 """Of a long request, all fields but the data of its tensors."""
+KNOWN_MAX: Final = 256
+"""Documents that are kept as read."""
+KNOWN_BYTES_MAX: Final = 1024
+"""Size of each."""
 RESERVED: Final = frozenset({
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
 })  # fmt: skip
@@ -67,15 +71,31 @@ BINARY_FORM: Final = Form(binary=True)
 
 
 class Asked:  # not a NamedTuple: compiled code creates native objects without the interpreter
-    """A request and the forms of its outputs: outputs that are not in `forms` have the form `others`."""
+    """A request and the forms of its outputs: without `forms`, all have the form `others`."""
 
-    __slots__ = ("forms", "others", "request")
+    __slots__ = ("forms", "is_binary", "others", "request")
 
     def __init__(self, request: InferRequest, forms: Mapping[str, Form], others: Form) -> None:
         self.request = request
         self.forms = forms
         self.others = others
+        self.is_binary = all(form is BINARY_FORM for form in forms.values()) if forms else others is BINARY_FORM
+        """Whether all outputs are wanted in binary."""
 
+
+class _Known:
+    """A document as it was read, whose tensors are all binary."""
+
+    __slots__ = ("asked", "sizes")
+
+    def __init__(self, asked: Asked, sizes: list[int]) -> None:
+        self.asked = asked
+        self.sizes = sizes
+        """Bytes of each input."""
+
+
+_known: Final[dict[bytes, _Known]] = {}
+"""Most clients send the same document again and again, with other tensors: it is read once."""
 
 _NO_FIELDS: Final[dict[str, Any]] = {}
 _NO_FORMS: Final[dict[str, Form]] = {}
@@ -123,6 +143,12 @@ def read_infer(
             f"Use --http-max-input-size to increase the limit."
         )
     view = memoryview(body)
+    written = b""
+    if size < len(body) and size <= KNOWN_BYTES_MAX:
+        written = bytes(view[:size])
+        known = _known.get(written)
+        if known is not None:
+            return _repeated(known, model, version, view, size)
     document = _read_document(body if size == len(body) else view[:size])
     request = InferRequest(model, version, "", ())
     if document.id is not msgspec.UNSET:
@@ -134,10 +160,13 @@ def read_infer(
         raise _too_many()
     limits = (json_bytes_max, strings_max)
     inputs = []
+    sizes = []
     names = set()
     at = size
     for each in document.inputs:
+        start = at
         tensor, at = _read_input(each, request, view, at, memory=memory, limits=limits)
+        sizes.append(at - start)
         inputs.append(tensor)
         names.add(tensor.name)
         if len(names) != len(inputs):
@@ -145,9 +174,49 @@ def read_infer(
     if at != len(body):
         raise invalid(f"unexpected additional input data for model '{model}'")
     request.inputs = tuple(inputs)
-    if not document.outputs:
-        return Asked(request, _NO_FORMS, others)
-    return Asked(request, _read_outputs(document.outputs, request, memory), others)
+    forms = _read_outputs(document.outputs, request, memory) if document.outputs else _NO_FORMS
+    asked = Asked(request, forms, others)
+    if written and all(sizes):
+        _remember(written, asked, sizes)
+    return asked
+
+
+def _remember(written: bytes, asked: Asked, sizes: list[int]) -> None:
+    """Keep a document of binary tensors, unless it belongs to this request alone."""
+    request = asked.request
+    if request.id or request.sequence_id or any(form.target is not None for form in asked.forms.values()):
+        return
+    if len(_known) >= KNOWN_MAX:
+        _known.clear()
+    inputs = tuple([Tensor(tensor.name, tensor.datatype, tensor.shape, b"") for tensor in request.inputs])
+    kept = InferRequest(
+        "", "", "", inputs, request.outputs,
+        parameters=dict(request.parameters), priority=request.priority, timeout_us=request.timeout_us,
+        sequence_start=request.sequence_start, sequence_end=request.sequence_end,
+    )  # fmt: skip
+    _known[written] = _Known(Asked(kept, asked.forms, asked.others), sizes)
+
+
+def _repeated(known: _Known, model: str, version: str, body: memoryview, at: int) -> Asked:
+    """A request whose document was read before; its tensors begin at `at`. Raises `Refused`."""
+    asked = known.asked
+    kept = asked.request
+    inputs = []
+    for index, size in enumerate(known.sizes):
+        tensor = kept.inputs[index]
+        end = at + size
+        if end > len(body):
+            raise _too_short(tensor.name, end - len(body), model)
+        inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, body[at:end]))
+        at = end
+    if at != len(body):
+        raise invalid(f"unexpected additional input data for model '{model}'")
+    request = InferRequest(
+        model, version, "", tuple(inputs), kept.outputs,
+        parameters=dict(kept.parameters) if kept.parameters else None, priority=kept.priority,
+        timeout_us=kept.timeout_us, sequence_start=kept.sequence_start, sequence_end=kept.sequence_end,
+    )  # fmt: skip
+    return Asked(request, asked.forms, asked.others)
 
 
 def read_raw(config: ModelConfig, version: str, body: Buffer) -> Asked:
@@ -233,10 +302,7 @@ def _read_input(
     if binary:
         end = at + unsigned(parameters["binary_data_size"], "Unable to parse 'binary_data_size'")
         if end > len(body):
-            raise invalid(
-                f"unexpected size for input '{name}', expecting {end - len(body)} additional bytes for model "
-                f"'{request.model}'"
-            )
+            raise _too_short(name, end - len(body), request.model)
         data = body[at:end]
         at = end
     elif shared:
@@ -378,6 +444,10 @@ def _read_slowly(document: Any) -> Given:
 
 
 _HEAD: Final = ("name", "datatype", "shape", "parameters")
+
+
+def _too_short(name: str, lacking: int, model: str) -> Refused:
+    return invalid(f"unexpected size for input '{name}', expecting {lacking} additional bytes for model '{model}'")
 
 
 def _too_many() -> Refused:

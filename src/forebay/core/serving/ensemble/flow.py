@@ -1,75 +1,99 @@
-"""One request of an ensemble: which steps can start, which responses are ready, which tensors can be freed.
+"""One request of an ensemble: which steps can start, and which responses are ready.
 
 As in Triton a step runs as soon as all its inputs are there, once per response of a decoupled step before it.
-Responses leave in the order in which the decoupled step produced them, however long later steps take.
+Responses leave in the order in which the decoupled step produced them, however long later steps take. A tensor is
+kept until its last reader has started.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from forebay.core.serving.config import VARIABLE, ModelConfig
+from forebay.core.serving.config import VARIABLE, ModelConfig, Step
 
 V = TypeVar("V")
-L = TypeVar("L")
 K = TypeVar("K", bound=Hashable)
 
 PLANS_MAX = 64
 """Most plans that are cached, one per set of requested outputs: clients choose them."""
 
 
-class Start(NamedTuple, Generic[V]):
+class Start(Generic[V]):
     """Run step `step` (an index) with these inputs, by the model's names; `run` identifies this run."""
 
-    run: int
-    step: int
-    inputs: dict[str, V]
+    __slots__ = ("inputs", "run", "step")
+
+    def __init__(self, run: int, step: int, inputs: dict[str, V]) -> None:
+        self.run = run
+        self.step = step
+        self.inputs = inputs
 
 
-@dataclass(slots=True)
-class Progress(Generic[V, L]):
+class Progress(Generic[V]):
     """The actions that follow from an event; the caller must do all of them."""
 
-    starts: list[Start[V]] = field(default_factory=list)
-    responses: list[tuple[int, dict[str, V]]] = field(default_factory=list)
-    """(number, requested outputs by the ensemble's names); call `sent(number)` when the tensors are no longer
-    needed."""
-    freed: list[L] = field(default_factory=list)
-    """Leases whose tensors are no longer needed: free their memory."""
-    ended: bool = False
-    """The request is complete. With `error`, that is its last response; else the last of `responses` was, if any."""
-    error: str = ""
-    """INVALID_ARGUMENT from `begin`, INTERNAL from `result`; from `fail`, that of the failed run."""
-    cancel: list[int] = field(default_factory=list)
-    """Runs to cancel; their ends must still be reported, by `result` with `final`."""
+    __slots__ = ("cancel", "ended", "error", "responses", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[Start[V]] = []
+        self.responses: list[dict[str, V]] = []
+        """Requested outputs, by the ensemble's names."""
+        self.ended = False
+        """The request is complete. With `error`, that is its last response; else the last of `responses` was, if
+        any."""
+        self.error = ""
+        """INVALID_ARGUMENT from `begin`, INTERNAL from `result`; from `fail`, that of the failed run."""
+        self.cancel: list[int] = []
+        """Runs to cancel; their ends must still be reported, by `result` with `final`."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Plan:
-    """What must run for a set of requested outputs."""
+    """What must run for a set of requested outputs: tensors and steps by number; the client is the last reader."""
 
-    wanted: tuple[str, ...]
-    given: tuple[str, ...]
-    """Tensors that come with the request."""
-    readers: dict[str, tuple[int, ...]]
-    """By tensor: the steps to run that read it."""
-    uses: dict[str, int]
-    """By tensor: number of readers, including the client. Unlisted tensors are not needed."""
+    __slots__ = ("feeds", "given", "makes", "needs", "readers", "sources", "uses", "wanted")
+
+    def __init__(self, steps: Sequence[Step], wanted: tuple[str, ...]) -> None:
+        makers = {tensor: index for index, step in enumerate(steps) for tensor in step.outputs.values()}
+        running: set[int] = set()
+        names = list(wanted)
+        for tensor in names:  # the list grows while it is iterated
+            index = makers.get(tensor)
+            if index is not None and index not in running:
+                running.add(index)
+                names += steps[index].inputs.values()
+        number = {tensor: at for at, tensor in enumerate(dict.fromkeys(names))}
+        self.wanted = [(tensor, number[tensor]) for tensor in wanted]
+        self.given = [(tensor, at) for tensor, at in number.items() if tensor not in makers]
+        """Tensors that come with the request."""
+        inputs = [steps[index].inputs if index in running else {} for index in range(len(steps))]
+        self.feeds = [[(own, number[tensor]) for own, tensor in fed.items()] for fed in inputs]
+        """By step: its inputs, by the model's names, and their tensors."""
+        self.makes = [
+            [(own, number[tensor]) for own, tensor in step.outputs.items() if tensor in number] for step in steps
+        ]
+        """By step: its outputs that are needed."""
+        self.sources = [list(dict.fromkeys([at for _, at in feed])) for feed in [*self.feeds, self.wanted]]
+        """By reader: the tensors that it needs, each once."""
+        self.needs = [len(source) for source in self.sources]
+        self.readers: list[list[int]] = [[] for _ in number]
+        """By tensor."""
+        for reader, source in enumerate(self.sources):
+            for at in source:
+                self.readers[at].append(reader)
+        self.uses = [len(readers) for readers in self.readers]
 
 
 class Dag:
     """The static part of an ensemble that passed `check`; `decoupled` is by step, from that check."""
 
-    __slots__ = ("_plans", "decoupled", "many", "name", "outputs", "sources", "steps")
+    __slots__ = ("_plans", "decoupled", "many", "name", "outputs", "steps")
 
     def __init__(self, config: ModelConfig, decoupled: Sequence[bool]) -> None:
         self.name = config.name
         self.steps = config.steps
         self.decoupled = tuple(decoupled)
         self.many = any(decoupled)
-        self.outputs = tuple(spec.name for spec in config.outputs)
-        self.sources = tuple(tuple(dict.fromkeys(step.inputs.values())) for step in config.steps)
+        self.outputs = tuple([spec.name for spec in config.outputs])
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def plan(self, wanted: Sequence[str]) -> _Plan:
@@ -77,175 +101,135 @@ class Dag:
         key = tuple(wanted) or self.outputs
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._made(tuple(dict.fromkeys(key)))
+            plan = _Plan(self.steps, tuple(dict.fromkeys(key)))
             if len(self._plans) < PLANS_MAX:
                 self._plans[key] = plan
         return plan
 
-    def _made(self, wanted: tuple[str, ...]) -> _Plan:
-        makers = {tensor: index for index, step in enumerate(self.steps) for tensor in step.outputs.values()}
-        needed: set[int] = set()
-        tensors = list(wanted)
-        for tensor in tensors:
-            index = makers.get(tensor)
-            if index is not None and index not in needed:
-                needed.add(index)
-                tensors += self.sources[index]
-        readers: dict[str, tuple[int, ...]] = {}
-        for index in sorted(needed):
-            for tensor in self.sources[index]:
-                readers[tensor] = (*readers.get(tensor, ()), index)
-        uses = {tensor: len(indexes) for tensor, indexes in readers.items()}
-        for tensor in wanted:
-            uses[tensor] = uses.get(tensor, 0) + 1
-        given = tuple(tensor for tensor in uses if tensor not in makers)
-        return _Plan(wanted, given, readers, uses)
+
+class _Turn(Generic[V]):
+    """The tensors of one response of the last decoupled step before them; without one, of the request."""
+
+    __slots__ = ("kept", "lacking", "unread", "values")
+
+    def __init__(self, plan: _Plan) -> None:
+        self.values: list[V | None] = [None] * len(plan.uses)
+        """None: not there yet, or it will never exist, and its readers run without it."""
+        self.unread = plan.uses.copy()
+        """By tensor: readers that have not had it."""
+        self.lacking = plan.needs.copy()
+        """By reader: tensors that are not there yet."""
+        self.kept = 0
+        """Tensors that are there and have not been read by all."""
 
 
-class _Hold(Generic[L]):
-    """The lease of one response: `unread` uses of its tensors have not begun, `reading` are in progress."""
+class Flow(Generic[V]):
+    """One request. V is a tensor."""
 
-    __slots__ = ("lease", "reading", "unread")
-
-    def __init__(self, lease: L | None) -> None:
-        self.lease = lease
-        self.unread = 0
-        self.reading = 0
-
-
-class _Cell(Generic[V, L]):
-    """An available tensor with remaining uses (None: it will never exist, and its readers run without it)."""
-
-    __slots__ = ("hold", "unread", "value")
-
-    def __init__(self, value: V | None, hold: _Hold[L], unread: int) -> None:
-        self.value = value
-        self.hold = hold
-        self.unread = unread
-
-
-class _Run(NamedTuple, Generic[L]):
-    step: int
-    turn: int
-    """Which response of the last decoupled step before it this belongs to; 0 if there is none."""
-    holds: list[_Hold[L]]
-
-
-class Flow(Generic[V, L]):
-    """One request. V is a tensor, L a lease that frees a response's memory (None: nothing to free)."""
-
-    __slots__ = ("_cells", "_dag", "_made", "_next", "_number", "_over", "_plan", "_runs", "_unsent")
+    __slots__ = ("_dag", "_made", "_next", "_number", "_over", "_plan", "_runs", "_turns")
 
     def __init__(self, dag: Dag, wanted: Sequence[str] = ()) -> None:
         """`wanted`: the requested outputs (empty: all); steps that none of them needs do not run."""
         self._dag = dag
         self._plan = dag.plan(wanted)
-        self._cells: dict[tuple[str, int], _Cell[V, L]] = {}
-        self._runs: dict[int, _Run[L]] = {}
-        self._unsent: dict[int, list[_Hold[L]]] = {}
+        self._turns: dict[int, _Turn[V]] = {}
+        """Those that have tensors."""
+        self._runs: dict[int, tuple[int, int]] = {}
+        """Step and turn, of the runs under way."""
         self._made: dict[int, int] = {}
+        """Responses so far, by decoupled step."""
         self._number = 0
         self._next = 0
+        """The turn of the next response."""
         self._over = False
 
-    def begin(self, inputs: Mapping[str, V], lease: L | None = None) -> Progress[V, L]:
+    def begin(self, inputs: Mapping[str, V]) -> Progress[V]:
         """Start with the request's inputs, by name; optional ones may be missing."""
-        progress: Progress[V, L] = Progress()
-        self._store({tensor: inputs.get(tensor) for tensor in self._plan.given}, 0, lease, progress)
+        progress: Progress[V] = Progress()
+        self._store(self._plan.given, inputs, 0, progress)
         return self._ended(progress)
 
-    def result(
-        self, run: int, outputs: Mapping[str, V] | None, lease: L | None = None, *, final: bool
-    ) -> Progress[V, L]:
+    def result(self, run: int, outputs: Mapping[str, V] | None, *, final: bool) -> Progress[V]:
         """A run has produced a response (outputs by the model's names), or only (None) ended."""
-        progress: Progress[V, L] = Progress()
+        progress: Progress[V] = Progress()
         under_way = self._runs.get(run)
-        if self._over or under_way is None or outputs is None:
-            if lease is not None:
-                progress.freed.append(lease)
-        else:
-            step, turn, _ = under_way
+        if under_way is None:
+            return progress
+        if outputs is not None and not self._over:
+            step, turn = under_way
             if self._dag.decoupled[step]:
                 turn = self._made.get(step, 0)
                 self._made[step] = turn + 1
-            named = {tensor: outputs.get(own) for own, tensor in self._dag.steps[step].outputs.items()}
-            self._store(named, turn, lease, progress)
-        if final and under_way is not None:
+            self._store(self._plan.makes[step], outputs, turn, progress)
+        if final:
             del self._runs[run]
-            _freed(under_way.holds, progress.freed)
         return self._ended(progress)
 
-    def fail(self, run: int, text: str) -> Progress[V, L]:
+    def fail(self, run: int, text: str) -> Progress[V]:
         """A run has failed and ended, and the ensemble with it. `error` of the progress names the step."""
-        progress: Progress[V, L] = Progress()
+        progress: Progress[V] = Progress()
         under_way = self._runs.pop(run, None)
-        if under_way is None:
-            return progress
-        _freed(under_way.holds, progress.freed)
-        if not self._over:
-            model = self._dag.steps[under_way.step].model
+        if under_way is not None and not self._over:
+            model = self._dag.steps[under_way[0]].model
             said = text if model in text else f"step of model '{model}': {text}"
             self._end(progress, f"in ensemble '{self._dag.name}', {said}")
         return progress
 
-    def sent(self, number: int) -> list[L]:
-        """The tensors of a response are no longer needed. Returns the leases to free."""
-        freed: list[L] = []
-        _freed(self._unsent.pop(number), freed)
-        return freed
-
-    def abandon(self) -> Progress[V, L]:
-        """Cancel the request: `cancel` what runs, free what is `freed`; later results are freed at once."""
-        progress: Progress[V, L] = Progress()
+    def abandon(self) -> Progress[V]:
+        """Cancel the request: `cancel` what runs."""
+        progress: Progress[V] = Progress()
         if not self._over:
             self._end(progress, "")
         return progress
 
-    def _store(self, tensors: Mapping[str, V | None], turn: int, lease: L | None, progress: Progress[V, L]) -> None:
-        hold = _Hold(lease)
-        steps: set[int] = set()
-        for tensor, value in tensors.items():
-            uses = self._plan.uses.get(tensor, 0)
-            if uses:
-                self._cells[tensor, turn] = _Cell(value, hold, uses)
-                hold.unread += uses
-                steps.update(self._plan.readers.get(tensor, ()))
-        for step in sorted(steps):
-            if all((tensor, turn) in self._cells for tensor in self._dag.sources[step]):
-                self._start(step, turn, progress)
-        while all((tensor, self._next) in self._cells for tensor in self._plan.wanted):
-            holds, values = self._taken(self._plan.wanted, self._next)
-            self._unsent[self._next] = holds
-            progress.responses.append((self._next, values))
+    def _store(
+        self, tensors: list[tuple[str, int]], values: Mapping[str, V], number: int, progress: Progress[V]
+    ) -> None:
+        """Keep these tensors, and start the steps that now have all of theirs."""
+        plan = self._plan
+        turn = self._turns.get(number)
+        if turn is None:
+            turn = self._turns[number] = _Turn(plan)
+        ready: list[int] = []
+        for name, at in tensors:
+            turn.values[at] = values.get(name)
+            turn.kept += 1
+            for reader in plan.readers[at]:
+                turn.lacking[reader] -= 1
+                if not turn.lacking[reader]:
+                    ready.append(reader)
+        for step in sorted(ready):
+            if step < len(plan.feeds):
+                self._number += 1
+                self._runs[self._number] = (step, number)
+                progress.starts.append(Start(self._number, step, self._taken(plan.feeds[step], step, turn, number)))
+        client = len(plan.feeds)
+        next_turn = self._turns.get(self._next)
+        while next_turn is not None and not next_turn.lacking[client]:
+            progress.responses.append(self._taken(plan.wanted, client, next_turn, self._next))
             self._next += 1
+            next_turn = self._turns.get(self._next)
 
-    def _start(self, step: int, turn: int, progress: Progress[V, L]) -> None:
-        holds, values = self._taken(self._dag.sources[step], turn)
-        inputs = {own: values[tensor] for own, tensor in self._dag.steps[step].inputs.items() if tensor in values}
-        self._number += 1
-        self._runs[self._number] = _Run(step, turn, holds)
-        progress.starts.append(Start(self._number, step, inputs))
+    def _taken(self, names: list[tuple[str, int]], reader: int, turn: _Turn[V], number: int) -> dict[str, V]:
+        """The tensors of a reader. Those that nobody else will read are dropped, so that they live no longer."""
+        values: dict[str, V] = {}
+        for name, at in names:
+            value = turn.values[at]
+            if value is not None:
+                values[name] = value
+        for at in self._plan.sources[reader]:
+            turn.unread[at] -= 1
+            if not turn.unread[at]:
+                turn.values[at] = None
+                turn.kept -= 1
+        if not turn.kept:
+            del self._turns[number]
+        return values
 
-    def _taken(self, tensors: Sequence[str], turn: int) -> tuple[list[_Hold[L]], dict[str, V]]:
-        """Begin one use of each tensor; tensors without further uses are dropped, so that they live no longer than
-        it."""
-        holds, values = [], {}
-        for tensor in tensors:
-            cell = self._cells[tensor, turn]
-            cell.unread -= 1
-            cell.hold.unread -= 1
-            cell.hold.reading += 1
-            holds.append(cell.hold)
-            if cell.value is not None:
-                values[tensor] = cell.value
-            if not cell.unread:
-                del self._cells[tensor, turn]
-        return holds, values
-
-    def _ended(self, progress: Progress[V, L]) -> Progress[V, L]:
+    def _ended(self, progress: Progress[V]) -> Progress[V]:
         if self._runs or self._over:
             return progress
-        stuck = bool(self._cells) or not (self._next or self._dag.many)
+        stuck = bool(self._turns) or not (self._next or self._dag.many)
         self._end(
             progress,
             f"in ensemble '{self._dag.name}', unexpected deadlock, at least one output is not set while no more"
@@ -256,25 +240,12 @@ class Flow(Generic[V, L]):
         progress.ended = True
         return progress
 
-    def _end(self, progress: Progress[V, L], error: str) -> None:
+    def _end(self, progress: Progress[V], error: str) -> None:
         self._over = True
         progress.ended = bool(error)
         progress.error = error
         progress.cancel = list(self._runs)
-        holds = {id(cell.hold): cell.hold for cell in self._cells.values()}
-        self._cells.clear()
-        for hold in holds.values():
-            hold.unread = 0
-            if not hold.reading and hold.lease is not None:
-                progress.freed.append(hold.lease)
-
-
-def _freed(holds: list[_Hold[L]], freed: list[L]) -> None:
-    """The uses have ended; `freed` gets the leases for which they were the last."""
-    for hold in holds:
-        hold.reading -= 1
-        if not hold.reading and not hold.unread and hold.lease is not None:
-            freed.append(hold.lease)
+        self._turns.clear()
 
 
 class Gates(Generic[K]):

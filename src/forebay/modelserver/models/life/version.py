@@ -26,7 +26,7 @@ from forebay.modelserver.models.running.call import Call, Scheduler
 from forebay.modelserver.models.running.counting import Counts
 from forebay.modelserver.models.running.ensemble import Ensemble
 from forebay.modelserver.models.running.execution import Executor
-from forebay.modelserver.models.running.inputs import Contract, prefix, size_bytes
+from forebay.modelserver.models.running.inputs import Contract, prefix
 from forebay.modelserver.models.running.rate_limiting import InstanceResources
 from forebay.modelserver.models.running.sequence_scheduler import SequenceScheduler
 from forebay.modelserver.models.running.wake_queue import WakeQueue
@@ -163,9 +163,7 @@ class Version:
         if runner is None or contract is None or self.state is not State.READY:
             raise Refused(Kind.UNAVAILABLE, f"Request for unknown model: {not_ready(self.name, self.text)}")
         checked = contract.check(request)
-        size = 0
-        for tensor in checked.inputs:
-            size += size_bytes(tensor.data)
+        size = checked.size_bytes
         options = self._context.options
         if self.inflight >= options.queue_max or (self.inflight and self.held_bytes + size > options.held_bytes_max):
             raise Refused(Kind.UNAVAILABLE, f"{prefix(request.id)}Exceeds maximum queue size")

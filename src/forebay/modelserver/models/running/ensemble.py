@@ -1,18 +1,18 @@
 """Ensembles: requests that run through several models; tensors pass between steps as views of shared memory."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 from time import monotonic, monotonic_ns
 from typing import Final, NamedTuple
 
-from forebay.core.serving.config import ModelConfig
+from forebay.core.serving.config import ModelConfig, Step
 from forebay.core.serving.ensemble import LATEST, Dag, Flow, Gates, Progress, Start, carried_shape
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter, Tensor, Ticket
 from forebay.modelserver.models.context import ModelAccess
-from forebay.modelserver.models.running.call import Call, Phase, Spent
+from forebay.modelserver.models.running.call import NOTHING_SPENT, Call, Phase, Spent
 from forebay.modelserver.models.running.counting import Counts, Reason
 from forebay.modelserver.models.running.inputs import Contract
 
@@ -30,19 +30,38 @@ class _Sequence(NamedTuple):
     sequence_end: bool
 
 
-class _Value(NamedTuple):
-    tensor: Tensor
-    made_rows: int
-    """Batch size of the request that produced it; 0: the producer does not batch."""
-    sequence: "_Sequence | None" = None
-    """Sequence set by the step that produced it; None: it comes from the client."""
+class _Value:
+    """A tensor on its way between steps."""
+
+    __slots__ = ("made_rows", "sequence", "tensor")
+
+    def __init__(self, tensor: Tensor, made_rows: int, sequence: _Sequence | None) -> None:
+        self.tensor = tensor
+        self.made_rows = made_rows
+        """Batch size of the request that produced it; 0: the producer does not batch."""
+        self.sequence = sequence
+        """Sequence set by the step that produced it; None: it comes from the client."""
 
 
-class _Waiting(NamedTuple):
-    """A step run that waits for its in-flight limit."""
+class _Run:
+    """One run of a step: waiting for its in-flight limit, or under way."""
 
-    request: "_Request"
-    run: int
+    __slots__ = ("call", "inputs", "number", "request", "rows", "sequence", "step")
+
+    def __init__(self, request: "_Request", start: Start[_Value]) -> None:
+        self.request = request
+        self.number = start.run
+        self.step = start.step
+        """Index in the configuration."""
+        self.inputs = start.inputs
+        self.rows = 0
+        """Batch size of what it makes; 0: its model does not batch."""
+        self.sequence: _Sequence = request.from_client
+        self.call: Call | None = None
+
+    def on_response(self, response: InferResponse | None, final: bool) -> None:
+        """A response of the step's model."""
+        self.request.on_response(self, response, final)
 
 
 class Ensemble:
@@ -54,7 +73,8 @@ class Ensemble:
         self.dag = dag
         self.counts = counts
         self.models = models
-        self.gates: Gates[_Waiting] = Gates(config.inflight_max, len(config.steps))
+        self.gates: Gates[_Run] = Gates(config.inflight_max, len(config.steps))
+        self.dims = {spec.name: spec.dims for spec in config.outputs}
         self.loop = asyncio.get_running_loop()
         self._requests: dict[Call, _Request] = {}
         self._checked = self._interfaces()
@@ -65,7 +85,7 @@ class Ensemble:
         return self._checked != self._interfaces()
 
     def _interfaces(self) -> list[object]:
-        models = (self.models.lookup(step.model, step.version) for step in self.config.steps)
+        models = [self.models.lookup(step.model, step.version) for step in self.config.steps]
         return [None if model is None else (model.inputs, model.outputs, model.max_batch) for model in models]
 
     @property
@@ -110,16 +130,13 @@ class _Request:
     def __init__(self, owner: Ensemble, call: Call) -> None:
         self._owner = owner
         self._call = call
-        self._flow: Flow[_Value, None] = Flow(owner.dag, call.checked.outputs)
-        self._starts: dict[int, Start[_Value]] = {}
+        self._flow: Flow[_Value] = Flow(owner.dag, call.checked.outputs)
+        self._runs: dict[int, _Run] = {}
         """Step runs that have not ended."""
-        self._calls: dict[int, Call] = {}
-        """The requests in flight of those runs."""
         request = call.request
-        self._from_client = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
-        self._sequences: dict[int, _Sequence] = {}
+        self.from_client = _Sequence(request.sequence_id, request.sequence_start, request.sequence_end)
         self._began_ns = 0
-        self._spent = Spent()
+        self._spent = NOTHING_SPENT
         self._settle_until = 0.0
         """Set once it has to start again: with the steps it started with, it cannot end."""
         self._again: Ticket | None = None
@@ -131,31 +148,31 @@ class _Request:
         self._began_ns = monotonic_ns()
         self._call.phase = Phase.RUNNING
         rows = self._call.checked.rows if self._owner.config.max_batch else 0
-        inputs = {tensor.name: _Value(tensor, rows) for tensor in self._call.checked.inputs}
+        inputs = {tensor.name: _Value(tensor, rows, None) for tensor in self._call.checked.inputs}
         self._proceed(self._flow.begin(inputs), Kind.INVALID_ARGUMENT)
 
     def abandon(self) -> None:
         """Cancel all steps."""
-        self._cancel(self._flow.abandon())
+        self._cancel(self._flow.abandon().cancel)
         if self._again is not None:
             self._again.cancel()
 
-    def start(self, run: int) -> None:
+    def start(self, run: _Run) -> None:
         """Run a step that the in-flight limit admits."""
-        start = self._starts[run]
-        step = self._owner.config.steps[start.step]
+        step = self._owner.config.steps[run.step]
         model = self._owner.models.lookup(step.model, step.version)
         request = self._call.request
-        inputs = start.inputs.items()
-        sequence = self._sequences[run] = next(
-            (value.sequence for value in start.inputs.values() if value.sequence is not None), self._from_client
-        )
+        for value in run.inputs.values():
+            if value.sequence is not None:
+                run.sequence = value.sequence
+                break
+        sequence = run.sequence
         step_request = InferRequest(
             model=step.model,
             version="" if step.version < 0 else str(step.version),
             id=request.id,
-            inputs=tuple(_carried(model, name, value) for name, value in inputs),
-            outputs=tuple(step.outputs),
+            inputs=tuple([_carried(model, name, value) for name, value in run.inputs.items()]),
+            outputs=() if model is not None and _makes_just(model, step) else tuple(step.outputs),
             parameters=request.parameters,
             priority=request.priority,
             timeout_us=request.timeout_us,
@@ -165,16 +182,17 @@ class _Request:
             sequence_end=sequence.sequence_end,
         )
         try:
-            call = self._calls[run] = self._owner.models.infer(step_request, partial(self._answered, run))
+            call = run.call = self._owner.models.infer(step_request, run.on_response)
+            run.rows = call.checked.rows if model is not None and model.max_batch else 0
             if self._call.watch is not None:
                 call.watch = self._call.watch.step(call)
         except Refused as refused:
             if refused.kind is Kind.INVALID_ARGUMENT and self._owner.outdated:
                 self._start_again(run)
             else:
-                self._failed(run, self._step_error(start, model, step_request, refused))
+                self._failed(run, self._step_error(run, model, step_request, refused))
 
-    def _start_again(self, run: int) -> None:
+    def _start_again(self, run: _Run) -> None:
         """A reloaded step does not take what the others give: run the whole request again when all steps fit."""
         self._leave(run)  # may start another run of this request, which then comes here first
         if self._settle_until:
@@ -213,74 +231,71 @@ class _Request:
             self._owner.end(self._call)
         self._call.respond(response, final)
 
-    def _step_error(
-        self, start: Start[_Value], model: ModelConfig | None, request: InferRequest, refused: Refused
-    ) -> Refused:
+    def _step_error(self, run: _Run, model: ModelConfig | None, request: InferRequest, refused: Refused) -> Refused:
         """A step's rejection; INTERNAL, not the client's error, if only tensors made by other steps are invalid."""
         config = self._owner.config
         made = {tensor for step in config.steps for tensor in step.outputs.values()}
-        fed = {own: tensor for own, tensor in config.steps[start.step].inputs.items() if tensor in made}
+        fed = {own: tensor for own, tensor in config.steps[run.step].inputs.items() if tensor in made}
         if refused.kind is not Kind.INVALID_ARGUMENT or model is None or _fits(model, request.inputs):
             return refused
-        own = replace(model, inputs=tuple(spec for spec in model.inputs if spec.name not in fed))
-        if not fed or not _fits(own, tuple(each for each in request.inputs if each.name not in fed)):
+        own = replace(model, inputs=tuple([spec for spec in model.inputs if spec.name not in fed]))
+        if not fed or not _fits(own, tuple([each for each in request.inputs if each.name not in fed])):
             return refused
         makers = {step.model for step in config.steps if not set(fed.values()).isdisjoint(step.outputs.values())}
-        named = " and ".join(f"'{maker}'" for maker in sorted(makers))
+        named = " and ".join([f"'{maker}'" for maker in sorted(makers)])
         text = f"step of model '{model.name}' cannot take what model {named} made: {refused.text}"
         return Refused(Kind.INTERNAL, text)
 
-    def _answered(self, run: int, response: InferResponse | None, final: bool) -> None:
+    def on_response(self, run: _Run, response: InferResponse | None, final: bool) -> None:
         """A response of a step."""
-        call = self._calls[run]
+        call = run.call
+        assert call is not None, "responses come after `infer` has returned"
         if call.watch is not None:
             call.watch.on_step_response(response, final)
-        if response is not None and response.error is not None:
-            if not final:
-                call.cancel()  # else its next response would find that this run has ended
-            self._failed(run, response.error)
-            return
-        outputs = None
+        outputs: dict[str, _Value] | None = None
         if response is not None:
-            step = self._owner.config.steps[self._starts[run].step]
-            model = self._owner.models.lookup(step.model, step.version)
-            rows = call.checked.rows if model is not None and model.max_batch else 0
-            sequence = _next_sequence(response, self._sequences[run])
-            outputs = {tensor.name: _Value(tensor, rows, sequence) for tensor in response.outputs}
+            if response.error is not None:
+                if not final:
+                    call.cancel()  # else its next response would find that this run has ended
+                self._failed(run, response.error)
+                return
+            sequence = _next_sequence(response, run.sequence)
+            outputs = {tensor.name: _Value(tensor, run.rows, sequence) for tensor in response.outputs}
         if final:
-            self._spent = Spent(*map(sum, zip(self._spent, call.spent, strict=True)))
+            ours, its = self._spent, call.spent
+            self._spent = Spent(
+                ours.input_ns + its.input_ns, ours.infer_ns + its.infer_ns, ours.output_ns + its.output_ns
+            )
             self._leave(run)
-        self._proceed(self._flow.result(run, outputs, final=final), Kind.INTERNAL)
+        self._proceed(self._flow.result(run.number, outputs, final=final), Kind.INTERNAL)
 
-    def _failed(self, run: int, refused: Refused) -> None:
+    def _failed(self, run: _Run, refused: Refused) -> None:
         self._leave(run)
-        self._proceed(self._flow.fail(run, refused.text), refused.kind, refused.retry_after_s)
+        self._proceed(self._flow.fail(run.number, refused.text), refused.kind, refused.retry_after_s)
 
-    def _leave(self, run: int) -> None:
+    def _leave(self, run: _Run) -> None:
         """A step run ended: start the next one that waits for its in-flight slot."""
-        start = self._starts.pop(run)
-        self._calls.pop(run, None)
-        self._sequences.pop(run, None)
-        follower = self._owner.gates.leave(start.step)
+        del self._runs[run.number]
+        follower = self._owner.gates.leave(run.step)
         if follower is not None:
-            follower.request.start(follower.run)
+            follower.request.start(follower)
 
-    def _proceed(self, progress: Progress[_Value, None], kind: Kind, retry_after_s: int = 0) -> None:
+    def _proceed(self, progress: Progress[_Value], kind: Kind, retry_after_s: int = 0) -> None:
         """Act on what a flow event triggered."""
         call, owner = self._call, self._owner
         last = len(progress.responses) - 1
-        for index, (number, values) in enumerate(progress.responses):
+        for index, values in enumerate(progress.responses):
             final = progress.ended and not progress.error and index == last
             if final:
                 self._count()
                 owner.end(call)
             call.respond(self._response(values), final)
-            self._flow.sent(number)
-        for start in progress.starts:
-            self._starts[start.run] = start
-        for start in progress.starts:
-            if start.run in self._starts and owner.gates.enter(start.step, _Waiting(self, start.run)):
-                self.start(start.run)
+        starts = [_Run(self, start) for start in progress.starts]
+        for run in starts:
+            self._runs[run.number] = run
+        for run in starts:
+            if run.number in self._runs and owner.gates.enter(run.step, run):
+                self.start(run)
         if progress.ended and call.phase is not Phase.ENDED:
             if progress.error:
                 owner.end(call, Refused(kind, progress.error, retry_after_s))
@@ -288,31 +303,35 @@ class _Request:
                 self._count()
                 owner.end(call)
                 call.respond(None, True)
-        self._cancel(progress)
+        if progress.cancel:
+            self._cancel(progress.cancel)
 
-    def _cancel(self, progress: Progress[_Value, None]) -> None:
-        for run in progress.cancel:
-            call = self._calls.get(run)
-            if call is not None:
-                call.cancel()
+    def _cancel(self, runs: Sequence[int]) -> None:
+        for number in runs:
+            run = self._runs.get(number)
+            if run is not None and run.call is not None:
+                run.call.cancel()
                 self._leave(run)
-            elif run in self._starts:
-                self._owner.gates.drop(self._starts.pop(run).step, _Waiting(self, run))
-            self._flow.result(run, None, final=True)
+            elif run is not None:
+                del self._runs[number]
+                self._owner.gates.drop(run.step, run)
+            self._flow.result(number, None, final=True)
 
     def _response(self, values: dict[str, _Value]) -> InferResponse:
-        config = self._owner.config
+        owner = self._owner
+        batches = owner.config.max_batch > 0
         outputs = []
         parameters: dict[str, Parameter] = {}
-        for name, (tensor, made_rows, sequence) in values.items():
-            spec = config.output(name)
-            dims = spec.dims if spec is not None else ()
-            shape = carried_shape(tensor.shape, made_rows, dims, config.max_batch > 0)
+        for name, value in values.items():
+            tensor, sequence = value.tensor, value.sequence
+            shape = carried_shape(tensor.shape, value.made_rows, owner.dims.get(name, ()), batches)
             outputs.append(Tensor(name, tensor.datatype, shape, tensor.data))
             if sequence is not None:  # sent even if there is no sequence, as in Triton
-                parameters.update(sequence._asdict())
+                parameters["sequence_id"] = sequence.sequence_id
+                parameters["sequence_start"] = sequence.sequence_start
+                parameters["sequence_end"] = sequence.sequence_end
         return InferResponse(
-            config.name, self._owner.version, self._call.request.id, tuple(outputs), parameters=parameters
+            owner.config.name, owner.version, self._call.request.id, tuple(outputs), parameters=parameters
         )
 
     def _count(self) -> None:
@@ -346,9 +365,17 @@ def _next_sequence(response: InferResponse, before: _Sequence) -> _Sequence:
 
 def _carried(model: ModelConfig | None, name: str, value: _Value) -> Tensor:
     """A tensor with the name and shape that the consuming model expects."""
-    spec = model.input(name) if model is not None else None
     tensor = value.tensor
-    if model is None or spec is None:
-        return tensor.named(name)
-    shape = carried_shape(tensor.shape, value.made_rows, spec.dims, model.max_batch > 0)
+    shape = tensor.shape
+    if model is not None and (model.max_batch > 0) != (value.made_rows > 0):
+        spec = model.input(name)
+        if spec is not None:
+            shape = carried_shape(shape, value.made_rows, spec.dims, model.max_batch > 0)
+    if name == tensor.name and shape is tensor.shape:
+        return tensor
     return Tensor(name, tensor.datatype, shape, tensor.data)
+
+
+def _makes_just(model: ModelConfig, step: Step) -> bool:
+    """Whether the step uses all outputs of its model: then there is no need to name them."""
+    return model.sequences is None and len(model.outputs) == len(step.outputs)

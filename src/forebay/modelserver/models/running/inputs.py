@@ -29,9 +29,11 @@ BATCH_NOTE: Final = (
 class Checked:
     """A validated request, in the form that the model takes."""
 
-    __slots__ = ("inputs", "outputs", "rows", "shape")
+    __slots__ = ("inputs", "outputs", "rows", "shape", "size_bytes")
 
-    def __init__(self, rows: int, shape: Hashable, inputs: tuple[Tensor, ...], outputs: tuple[str, ...]) -> None:
+    def __init__(
+        self, rows: int, shape: Hashable, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], size_bytes: int
+    ) -> None:
         self.rows = rows
         """Rows that it adds to a batch; 1 if the model does not batch."""
         self.shape = shape
@@ -40,6 +42,20 @@ class Checked:
         """Shaped as the backend expects."""
         self.outputs = outputs
         """Requested outputs in the model's order; empty: all."""
+        self.size_bytes = size_bytes
+        """Of the inputs."""
+
+
+class _Fixed:
+    """An input of one shape, of elements of one size."""
+
+    __slots__ = ("datatype", "dims", "item_bytes")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.datatype = spec.datatype
+        self.dims = spec.dims
+        self.item_bytes = prod(spec.dims) * ELEMENT_BYTES[spec.datatype]
+        """Size of a row; without batches, of the tensor."""
 
 
 class Contract:
@@ -59,10 +75,20 @@ class Contract:
             if config.max_batch and not spec.allow_ragged and VARIABLE in spec.dims
         )
         self._plain = not any(spec.reshape is not None for spec in config.inputs)
+        self._fixed = {
+            spec.name: _Fixed(spec)
+            for spec in config.inputs
+            if not (spec.optional or spec.datatype is Datatype.BYTES or VARIABLE in spec.dims or 0 in spec.dims)
+        }
+        self._all_fixed = self._plain and 0 < len(config.inputs) == len(self._fixed)
 
     def check(self, request: InferRequest) -> Checked:
         """Validate a request. Raises `Refused` (INVALID_ARGUMENT)."""
         wanted = self._wanted(request) if request.outputs else ()
+        if self._all_fixed:
+            checked = self._checked(request, wanted)
+            if checked is not None:
+                return checked
         given = request.inputs[::-1]  # Triton mostly reports the last of several invalid inputs
         if not self._required <= len(given) <= len(self._inputs):
             raise self._invalid(request, self._number_text(request.inputs))
@@ -89,7 +115,36 @@ class Contract:
             shape = tuple(by_name[name].shape[1:] for name in self._varying if name in by_name)
         if self._has_optional:
             shape = (shape, *(name for name in self._inputs if name in by_name))
-        return Checked(max(1, rows), shape, request.inputs if self._plain else tuple(by_name.values()), wanted)
+        size = sum([size_bytes(tensor.data) for tensor in given])
+        inputs = request.inputs if self._plain else tuple(by_name.values())
+        return Checked(max(1, rows), shape, inputs, wanted, size)
+
+    def _checked(self, request: InferRequest, wanted: tuple[str, ...]) -> Checked | None:
+        """The request if it is valid and all inputs are fixed; None: what is wrong with it remains to be seen."""
+        inputs = request.inputs
+        count = len(inputs)
+        if count != len(self._fixed) or (count > 1 and len({tensor.name for tensor in inputs}) < count):
+            return None
+        rows = 0 if self._max_batch else 1
+        size = 0
+        for tensor in inputs:
+            fixed = self._fixed.get(tensor.name)
+            if fixed is None or tensor.datatype != fixed.datatype:
+                return None
+            shape = tensor.shape
+            if self._max_batch:
+                if not shape or shape[1:] != fixed.dims or not 0 < shape[0] <= self._max_batch:
+                    return None
+                if rows and shape[0] != rows:
+                    return None
+                rows = shape[0]
+            elif shape != fixed.dims:
+                return None
+            found = size_bytes(tensor.data)
+            if found != rows * fixed.item_bytes:
+                return None
+            size += found
+        return Checked(rows, (), inputs, wanted, size)
 
     def _wanted(self, request: InferRequest) -> tuple[str, ...]:
         """The requested outputs, in the model's order."""
