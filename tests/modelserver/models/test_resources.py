@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from tests.modelserver.models.rig import (
     BATCH_SIZE,
+    IO,
     Server,
     alive,
     children,
     config,
+    ensemble,
     numbers,
     serving,
     tensor,
@@ -429,14 +431,20 @@ def test_instances_share_the_weights_in_memory(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_inputs_of_a_cached_request_are_freed_with_it(tmp_path: Path) -> None:
-    write(tmp_path, "m", config("response_cache { enable: true }"))
+@pytest.mark.parametrize("how", ["cached", "ensemble", "failing ensemble"])
+def test_inputs_of_a_request_are_freed_with_it(tmp_path: Path, how: str) -> None:
+    write(tmp_path, "m", config("response_cache { enable: true }" if how == "cached" else ""))
+    if how == "failing ensemble":
+        write(tmp_path, "m", config(), "    def answer(self, request):\n        raise ValueError\n")
+    steps = [("m", {"IN": "IN"}, {"OUT": "between"}), ("m", {"IN": "between"}, {"OUT": "OUT"})]
+    ensemble(tmp_path, "e", steps, f"max_batch_size: 8 {IO.format(dims='-1')}")
+    name = "m" if how == "cached" else "e"
 
     async def main() -> None:
-        async with serving(tmp_path, startup=("m",), cache_bytes=10_000) as server:
+        async with serving(tmp_path, startup=(name,), cache_bytes=10_000) as server:
             array, done = np.ones((1, 1), np.float32), asyncio.Event()
             gone = weakref.ref(array)
-            request = InferRequest("m", "", "", (Tensor("IN", Datatype.FP32, (1, 1), array.data),))
+            request = InferRequest(name, "", "", (Tensor("IN", Datatype.FP32, (1, 1), array.data),))
             gc.disable()
             server.infer(request, lambda _, final: final and done.set())
             del array, request

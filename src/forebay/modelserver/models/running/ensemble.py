@@ -58,6 +58,7 @@ class _Run:
         """Batch size of what it makes; 0: its model does not batch."""
         self.sequence: _Sequence = request.from_client
         self.call: Call | None = None
+        """Its request, while that is under way."""
 
     def on_response(self, response: InferResponse | None, final: bool) -> None:
         """A response of the step's model."""
@@ -276,6 +277,7 @@ class _Request:
     def _leave(self, run: _Run) -> None:
         """A step run ended: start the next one that waits for its in-flight slot."""
         del self._runs[run.number]
+        run.call = None  # it refers to this run: both would wait for the garbage collector, with their tensors
         follower = self._owner.gates.leave(run.step)
         if follower is not None:
             follower.request.start(follower)
