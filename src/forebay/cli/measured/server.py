@@ -32,6 +32,12 @@ TURNS_NOTE: Final = (
     "For throughput, both servers of a pair are loaded at once and have the core in turns of 0.2 s, so that changes "
     "of the machine's speed favour neither."
 )
+ENSEMBLE: Final = "ranking"
+ENSEMBLE_NOTE: Final = (
+    f"`{ENSEMBLE}` is an ensemble of three models: 200 candidates for a user, a network that scores each, and the "
+    "ten best. Forebay and Triton pass tensors between the processes of the models; the other servers, which have no "
+    "ensembles, and the bare runtime run the three files one after the other in one process."
+)
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 BARE: Final = "bare"
@@ -69,7 +75,7 @@ class _Result(msgspec.Struct):
 def tables(document: bytes) -> list[Table]:
     """One table for each model, and one of the goals. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
-    how = machine(result.machine, result.rounds)
+    how = machine(result.machine, result.rounds, result.beside)
     versions = {name: version.partition(",")[0] for name, version in result.versions.items()}
     made = [
         Table(
@@ -80,7 +86,8 @@ def tables(document: bytes) -> list[Table]:
         for model, servers in result.figures.items()
     ]
     if result.goals:
-        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", f"{TURNS_NOTE} {P99_NOTE}"))
+        notes = [TURNS_NOTE, P99_NOTE, *([ENSEMBLE_NOTE] if ENSEMBLE in result.figures else [])]
+        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", " ".join(notes)))
     return [*made, *_ceilings(result, CEILINGS)]
 
 
@@ -91,7 +98,7 @@ def elsewhere(document: bytes) -> list[Table]:
     bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
     return [
-        _goals(result.goals, title),
+        _goals(result.goals, title, ENSEMBLE_NOTE if ENSEMBLE in result.figures else ""),
         *_ceilings(result, "**Ceilings of the missed throughput goals there**:"),
     ]
 
@@ -105,7 +112,8 @@ def summary(document: bytes) -> list[Table]:
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
     ]
-    title = f"**Requests per second of model servers, on one core** ({machine(result.machine, result.rounds)}):"
+    how = machine(result.machine, result.rounds, result.beside)
+    title = f"**Requests per second of model servers, on one core** ({how}):"
     return [Table(title, ("model", *map(shown, servers)), rows)]
 
 
