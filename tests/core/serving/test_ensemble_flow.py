@@ -36,7 +36,8 @@ def dag(inputs: str, outputs: str, *steps: str) -> Dag:
 
 def told(progress: Progress[str]) -> dict[str, object]:
     """What is to be done, without what is not."""
-    return {name: value for name in Progress.__slots__ if (value := getattr(progress, name))}
+    names = ("starts", "responses", "ended", "error", "cancel")
+    return {name: value for name in names if (value := getattr(progress, name))}
 
 
 def starts(progress: Progress[str]) -> list[tuple[int, dict[str, str]]]:
