@@ -29,5 +29,5 @@ class Chain:
         found: list[Any] = []
         for session, inputs, outputs in self._parts:
             found = session.run(None, {name: values[name] for name in inputs})
-            values.update(zip(outputs, found))  # noqa: B905 - Triton's Python is 3.10
+            values.update(zip(outputs, found, strict=True))
         return found

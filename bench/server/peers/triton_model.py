@@ -26,7 +26,8 @@ class TritonPythonModel:
         at = 0
         for row in rows[self.chain.inputs[0]]:
             end = at + len(row)
-            tensors = [pb_utils.Tensor(name, array[at:end]) for name, array in zip(self.chain.names, found)]  # noqa: B905 - Python 3.10
+            own = [array[at:end] for array in found]
+            tensors = [pb_utils.Tensor(name, array) for name, array in zip(self.chain.names, own, strict=True)]
             responses.append(pb_utils.InferenceResponse(tensors))
             at = end
         return responses

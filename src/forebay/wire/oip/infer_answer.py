@@ -79,11 +79,13 @@ def write_infer(
         if form.classes:
             tensor = classified(tensor, form.classes, batches=batches, labels=labels)  # noqa: PLW2901 - as wanted
         name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
-        output = _binary(tensor) if form.binary else ToldOutput(name, datatype, shape)
         if form.binary:
+            outputs.append(_binary(tensor))
             if data:
                 buffers.append(data)
-        elif form.target is not None:
+            continue
+        output = ToldOutput(name, datatype, shape)
+        if form.target is not None:
             form.target.put(name, data)
         else:
             output.data = msgspec.Raw(tensors.unpack(name, datatype, data, _elements(shape), wanted))
