@@ -34,7 +34,8 @@ COUNTS_DUE: Final = b'"}],"usage":null}\n\n'
 """Ends the last event of a choice whose stream has token counts: the others have no reason to finish. Text cannot
 contain it, as its quotes are escaped."""
 NEWLINE: Final = 10
-"""As an int: `in` on bytes first tries it as one, and a bytes operand costs an exception."""
+RETURN: Final = 13
+"""As ints: `in` on bytes first tries one, and a bytes operand costs an exception."""
 DONE: Final = b"[DONE]"
 """Ends a complete OpenAI stream."""
 ENDS: Final = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
@@ -230,9 +231,11 @@ class Transcript:
     def _take_apart(self) -> None:
         events = b"".join(self._pending)
         self._pending.clear()
-        self._events += events.count(END) + events.count(b"\r\n\r\n")
+        if RETURN in events:
+            events = events.replace(b"\r\n", b"\n")
+        self._events += events.count(END)
         if events and not (self._resumable and self._take_alike(events)):
-            self._take_each(events.replace(b"\r\n", b"\n").split(END))
+            self._take_each(events.split(END))
         if len(self._text) > TEXT_BYTES_MAX:
             self._give_up()
         if not self._resumable:
@@ -240,15 +243,17 @@ class Transcript:
 
     def _take_each(self, events: list[bytes]) -> None:
         """The last one is incomplete, and nearly always empty."""
+        silent, read = (silent_named, self._read_named) if self._named else (silent_plain, self._read)
         for event in events[:-1]:
-            if silent_named(event) if self._named else silent_plain(event):
-                self._textless += 1
-        if not self._resumable:
-            return
-        read = self._read_named if self._named else self._read
-        for event in events:
-            if not self._take_alike(event + END):  # parsing the first may have shown what surrounds the others' text
+            known = len(self._text)
+            if self._resumable and not self._take_alike(event + END):  # reading one may show what surrounds all texts
                 read(event)
+                if self._resumable and len(self._text) == known:
+                    self._textless += 1
+            if not self._resumable and silent(event):
+                self._textless += 1
+        if self._resumable and events[-1]:
+            read(events[-1])
 
     def _take_one(self, event: bytes) -> bool:
         """Take the text of an event that differs from those before in nothing else; False if it does."""
