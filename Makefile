@@ -33,7 +33,7 @@ check: ## the quick part of `make test`: static checks and the tests that start 
 	@$(MAKE) --no-print-directory quick EXAMPLES=--hypothesis-profile=quick
 
 quick: static
-	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal $(EXAMPLES)
+	$(BIN)/pytest -m "not slow" -n 4 --dist worksteal $(EXAMPLES)
 
 static:
 	$(BIN)/ruff format --check --quiet src tests bench
@@ -55,7 +55,7 @@ compiled: compile
 cover: ## run the quick tests and show what of forebay.core no test comes by, line or branch (2 minutes)
 	@scripts/venv dev
 	@rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest -m "not slow" -n 3 --dist worksteal --hypothesis-profile=quick --hypothesis-seed=0
+	$(BIN)/coverage run -m pytest -m "not slow" -n 4 --dist worksteal --hypothesis-profile=quick --hypothesis-seed=0
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 

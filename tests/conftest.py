@@ -7,6 +7,7 @@ processes; a run of the slow tests does not read the files that have none.
 import gc
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@cache
 def has_slow(path: Path) -> bool:
     """True if slow tests may be in the file: all those of its folder are, or it or the folder's fixtures say so."""
     if any(folder in path.parents for folder in SLOW):
@@ -55,10 +57,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    all_slow = cache(lambda path: any(folder in path.parents for folder in SLOW))
     for item in items:
-        if any(folder in item.path.parents for folder in SLOW):
+        if all_slow(item.path):
             item.add_marker(pytest.mark.slow)
         elif item.get_closest_marker("slow") and not has_slow(item.path):
             raise pytest.UsageError(f"{item.path}: no run of the slow tests would find those in here")
     # The longest files come first: what is short fills up the end, when the others have nothing left to do.
-    items.sort(key=lambda item: HERE / "e2e" not in item.path.parents)
+    from_end_to_end = cache(lambda path: HERE / "e2e" in path.parents)
+    items.sort(key=lambda item: not from_end_to_end(item.path))

@@ -81,6 +81,7 @@ def test_what_the_compiled_run_leaves_out_has_nothing_compiled() -> None:
     (line,) = [each for each in (ROOT / "Makefile").read_text().splitlines() if each.startswith("INTERPRETED :=")]
     folders = [ROOT / "tests/core" / folder for folder in line.partition(":=")[2].split()]
     paths = [path for folder in folders for path in folder.glob("**/*.py")]
-    problems = [f"{name(path)}: {name(each)}" for path in paths for each in sorted(imported(path) & set(compiled()))]
+    found = set(compiled())
+    problems = [f"{name(path)}: {name(each)}" for path in paths for each in sorted(imported(path) & found)]
     assert len(paths) > len(folders)
     assert not problems, f"take the folder out of INTERPRETED:{list_of(problems)}"

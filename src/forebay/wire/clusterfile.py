@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import yaml
@@ -161,7 +162,7 @@ def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: 
         # Via JSON: there a list may become a tuple and a string an enum member, yet "8080" is not a number.
         value = section.model_validate_json(json.dumps(root), strict=True)
     except ValidationError as error:
-        schema = section.model_json_schema()
+        schema = _schema_of(section)
         for details in error.errors(include_url=False):
             if details["type"] == "value_error":
                 continue  # our own validators' errors are reported by `agree` already
@@ -173,6 +174,9 @@ def _validate(section: type[S], root: dict[str, Any], reader: "_Reader", agree: 
                 reader.problems.append(problem)
         return None
     return None if reader.problems else value
+
+
+_schema_of = cache(lambda section: section.model_json_schema())
 
 
 class _Reader:

@@ -171,6 +171,7 @@ def worked(folder: Path, main: Callable[[Front, RealWorker], Coroutine[None, Non
         return engine.metric("worker_prompt_tokens_total"), engine.metric("worker_generated_tokens_total")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 def test_ledger_and_worker_agree_on_the_tokens_of_a_cancelled_stream(tmp_path: Path, path: bytes) -> None:
     body, mark = BODIES[path]
@@ -194,6 +195,7 @@ def test_ledger_and_worker_agree_on_the_tokens_of_a_cancelled_stream(tmp_path: P
     assert sums.estimated == 1
 
 
+@pytest.mark.slow
 def test_cancelled_unstreamed_answer_is_billed_an_estimate_of_generated_tokens(tmp_path: Path) -> None:
     short = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "max_tokens": 30, "ignore_eos": True})
     left = msgspec.json.encode({"model": ROUTES.name, "messages": QUESTION, "ignore_eos": True, **MAX})

@@ -3,10 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, write
 
 from forebay.core.serving.values import InferRequest
 
+pytestmark = pytest.mark.slow
 THREE = "instance_group { count: 3 kind: KIND_CPU }"
 
 

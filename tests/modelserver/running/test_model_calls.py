@@ -11,6 +11,7 @@ from forebay.modelserver.models.options import Control
 from forebay.modelserver.process.calls import CANCELLED
 from forebay.modelserver.process.child.running import IN_COPY
 
+pytestmark = pytest.mark.slow
 ONE = tensor("IN", [[1.0]])
 DOUBLE = """
     def answer(self, request):

@@ -10,6 +10,7 @@ from tests.modelserver.models.rig import config, serving, tensor, write
 
 from forebay.modelserver.repository import Rules
 
+pytestmark = pytest.mark.slow
 ONE = tensor("IN", [[1.0]])
 TELLS = """
     @staticmethod

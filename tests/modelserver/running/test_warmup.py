@@ -9,6 +9,7 @@ from tests.modelserver.models.rig import SAME, config, serving, tensor, until, w
 
 from forebay.core.serving.errors import Refused
 
+pytestmark = pytest.mark.slow
 WARM = """
     model_warmup {{ name: "w" {size} inputs {{ key: "{key}" value {{ data_type: {kind} zero_data: true {dims} }} }} }}
 """
