@@ -111,6 +111,17 @@ def test_scheduler_tensors_are_not_client_inputs_or_outputs(tmp_path: Path) -> N
     assert got.inputs == declared.config.inputs
 
 
+@pytest.mark.parametrize("config", [None, "max_batch_size: 8"])
+def test_optional_input_without_a_batch_does_not_keep_a_model_from_batching(
+    config: str | None, tmp_path: Path
+) -> None:
+    weights = TensorSpec("weights", Datatype.FP32, (1000,), optional=True)
+    got = completed(tmp_path, config, Loaded((IMAGE, weights), (SCORES,))).config
+
+    assert got.max_batch == (8 if config else 4)
+    assert [spec.name for spec in got.inputs] == ["image"]
+
+
 WHOLE = """max_batch_size: 8
 input { name: "image" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
 output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }

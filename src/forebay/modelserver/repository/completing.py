@@ -76,9 +76,10 @@ def _from_file(message: Message, loaded: Loaded, problems: Problems, rules: Rule
         if declared or not rules.auto_complete:
             _compare(message, kind, specs, apart, problems)
         else:
+            batches = message.max_batch_size > 0
             for spec in specs:
-                if spec.name not in apart:
-                    write_tensor(declared.add(), _derived(spec, message.max_batch_size > 0))
+                if spec.name not in apart and not (batches and spec.optional and spec.dims[:1] != (VARIABLE,)):
+                    write_tensor(declared.add(), _derived(spec, batches))
 
 
 def _made(message: Message, loaded: Loaded, problems: Problems) -> set[str]:
@@ -99,7 +100,9 @@ def _made(message: Message, loaded: Loaded, problems: Problems) -> set[str]:
 
 
 def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_default: int) -> None:
-    fixed = next((s for s in (*loaded.inputs, *loaded.outputs) if s.dims[:1] != (VARIABLE,)), None)
+    # inputs that are optional in the file, such as its weights, need not be sent
+    needed = [spec for spec in (*loaded.inputs, *loaded.outputs) if not spec.optional]
+    fixed = next((spec for spec in needed if spec.dims[:1] != (VARIABLE,)), None)
     if fixed is not None:
         if message.max_batch_size > 0:
             problems.add(
