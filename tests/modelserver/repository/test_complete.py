@@ -95,6 +95,15 @@ def test_scalar_output_has_one_element_for_clients(tmp_path: Path) -> None:
     assert batched.config.outputs == alone.config.outputs == (TensorSpec("loss", Datatype.FP64, (1,), ()),)
 
 
+@pytest.mark.parametrize("dims", ["1", "[1, 1]", "1 reshape { }"])
+def test_scalar_is_configured_as_one_element(dims: str, tmp_path: Path) -> None:
+    config = f"input {{ name: 'x' data_type: TYPE_FP32 dims: {dims} }} output {{ name: 'y' }}"
+    scalars = Loaded((TensorSpec("x", Datatype.FP32, ()),), (TensorSpec("y", Datatype.FP32, ()),))
+    got = completed(tmp_path, config, scalars).config
+
+    assert [each.reshape for each in (*got.inputs, *got.outputs)] == [(), ()]
+
+
 def test_scheduler_tensors_are_not_client_inputs_or_outputs(tmp_path: Path) -> None:
     config = """max_batch_size: 2 sequence_batching {
       control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }

@@ -150,14 +150,18 @@ def _compare(message: Message, kind: str, specs: Sequence[TensorSpec], apart: se
                 text = f"'{spec.name}' is ragged, so a batch has it in one dimension; the model has {list(spec.dims)}"
                 problems.add(f"{path}.allow_ragged_batch", text)
         elif given.dims and given.name not in scattered:
-            _compare_shape(given, spec, path, batches, problems)
+            _compare_shape(given, spec, path, message, problems)
     names = {given.name for given in declared}
     absent = sorted(s.name for s in specs if s.name not in names and s.name not in apart and not s.optional)
     if kind == "input" and absent:
         problems.add(kind, f"the model also has {absent}, and needs them")
 
 
-def _compare_shape(given: Message, spec: TensorSpec, path: str, batches: bool, problems: Problems) -> None:
+def _compare_shape(given: Message, spec: TensorSpec, path: str, message: Message, problems: Problems) -> None:
+    batches = message.max_batch_size > 0
+    if not spec.dims and not batches and not given.HasField("reshape"):
+        if set(given.dims) == {1}:
+            given.reshape.SetInParent()  # the only form of a scalar that Triton takes without batches
     shape = list(given.reshape.shape if given.HasField("reshape") else given.dims)
     whole = [VARIABLE, *shape] if batches else shape
     fits = len(whole) == len(spec.dims) and all(
