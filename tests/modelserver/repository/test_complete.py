@@ -104,6 +104,16 @@ def test_scalar_is_configured_as_one_element(dims: str, tmp_path: Path) -> None:
     assert [each.reshape for each in (*got.inputs, *got.outputs)] == [(), ()]
 
 
+def test_configuration_says_the_dims_that_an_onnx_file_leaves_open(tmp_path: Path) -> None:
+    config = "output { name: 'y' data_type: TYPE_FP32 dims: [ -1, 4 ] }"
+    unknown = Loaded((replace(IMAGE, dims=(3,)),), (TensorSpec("y", Datatype.FP32, ()),))
+
+    assert completed(tmp_path, config, unknown).config.outputs == (TensorSpec("y", Datatype.FP32, (-1, 4)),)
+    assert refusals(tmp_path, config + "backend: 'openvino'", unknown) == [
+        "output[0].dims: 'y' is [-1, 4]; the model has []"
+    ]
+
+
 def test_scheduler_tensors_are_not_client_inputs_or_outputs(tmp_path: Path) -> None:
     config = """max_batch_size: 2 sequence_batching {
       control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
