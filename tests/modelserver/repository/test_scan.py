@@ -158,6 +158,23 @@ def test_symlinks_within_the_repository_are_followed(tmp_path: Path) -> None:
     assert not one.problems
 
 
+@pytest.mark.parametrize(
+    ("target", "problem"), [("nowhere.onnx", "cannot be read"), ("../out.onnx", "is a link out of the repository")]
+)
+def test_bare_file_behind_a_bad_link_is_reported_by_its_model_name(target: str, problem: str, tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    root.mkdir()
+    (tmp_path / "out.onnx").touch()
+    (root / "good.onnx").touch()
+    (root / "m.onnx").symlink_to(target)
+
+    models = found(root)
+
+    assert list(models) == ["good", "m"]
+    assert problem in models["m"].problems[0]
+    assert not models["good"].problems
+
+
 @pytest.mark.parametrize("where", ["m/1/link", "m"])
 def test_dangling_symlink_affects_only_its_model(tmp_path: Path, where: str) -> None:
     root = model(tmp_path, "", name="good")

@@ -58,23 +58,29 @@ def _repository(folder: Path, linked: Sequence[Path]) -> Iterator[Found]:
     ]
     if any(entry.name == CONFIG_FILE for entry in entries):
         raise BadModel(root.name, [f"{root} is the folder of a model; the repository is the folder above it"])
-    files = [entry for entry in entries if Path(entry.name).suffix in _BARE and entry.is_file()]
+    files = [entry for entry in entries if Path(entry.name).suffix in _BARE and _is_file(entry)]
     # Next to model folders, files are taken for leftovers, as in Triton.
     bare = bool(files) and not any(_looks_like_model(entry) for entry in entries)
     for entry in files if bare else entries:
         path = Path(entry.path)
-        shown = entry.name.encode("utf-8", "backslashreplace").decode()
+        name = path.stem if bare else entry.name
+        shown = name.encode("utf-8", "backslashreplace").decode()
         try:
-            if trouble := name_problem(entry.name):
+            if trouble := name_problem(name):
                 yield Found(shown, path, problems=(trouble,))
             elif not is_within(path, *roots):
-                yield Found(entry.name, path, problems=(_link_text(path),))
+                yield Found(name, path, problems=(_link_text(path),))
             elif bare:
                 yield _bare(path, root, [each.name for each in entries])
             elif path.is_dir():
                 yield _model(path, roots)
         except OSError as error:
             yield Found(shown, path, problems=(f"{error.filename or path} cannot be read: {error.strerror}",))
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    """Whether it is a file, or a link that leads nowhere: its model is missing."""
+    return entry.is_file() or not os.path.exists(entry)
 
 
 def _looks_like_model(entry: "os.DirEntry[str]") -> bool:
