@@ -78,6 +78,20 @@ def test_how_much_a_model_batches_may_be_said_for_its_backend(tmp_path: Path, ba
     assert completed(tmp_path, f"backend: '{backend}'", BATCHING, rules).config.max_batch == expected
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "input { name: 'image' data_type: TYPE_FP32 dims: [ -1, 3, 224, 224 ] }",
+        "output { name: 'scores' data_type: TYPE_FP32 dims: [ 5, 1000 ] }",
+    ],
+)
+def test_model_with_a_tensor_declared_as_in_the_file_does_not_batch(config: str, tmp_path: Path) -> None:
+    got = completed(tmp_path, config, BATCHING).config
+
+    assert (got.max_batch, got.batching) == (0, None)
+    assert [len(spec.dims) for spec in (*got.inputs, *got.outputs)] == [4, 2]
+
+
 def test_model_with_a_fixed_first_dimension_does_not_batch(tmp_path: Path) -> None:
     got = completed(tmp_path, None, FIXED).config
 

@@ -3,7 +3,7 @@
 For every backend, the rules are those of Triton's for ONNX Runtime (`AutoCompleteConfig`, `CompareDimsSupported`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -112,9 +112,18 @@ def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_def
             )
         return
     if message.max_batch_size == 0:
+        inputs = [given for given in message.input if not given.allow_ragged_batch]
+        if _whole(inputs, loaded.inputs) or _whole(message.output, loaded.outputs):
+            return
         message.max_batch_size = max(max_batch_default, 0)
     if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
         message.dynamic_batching.SetInParent()
+
+
+def _whole(declared: Iterable[Message], specs: Sequence[TensorSpec]) -> bool:
+    """Whether a declared tensor has all dimensions of the file's, the batch included."""
+    ranks = {spec.name: len(spec.dims) for spec in specs}
+    return any(len(given.dims) == ranks.get(given.name) and not given.HasField("reshape") for given in declared)
 
 
 def _derived(spec: TensorSpec, batches: bool) -> TensorSpec:
