@@ -3,6 +3,7 @@
 import io
 import struct
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_audio_encoded_in_pieces_decodes_again(audio: ModuleType, encoding: Modu
     assert 1.4 < samples.size / audio.RATE_HZ < 1.7
     loudness = np.sqrt(np.mean(samples[2000:20_000] ** 2))
     assert 0.3 < loudness < 0.4
+
+
+@pytest.mark.parametrize("samples", [2_000, 200_000])
+def test_audio_of_a_very_low_sample_rate_is_measured_before_it_is_resampled(audio: ModuleType, samples: int) -> None:
+    file = io.BytesIO()
+    with audio.av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream("pcm_u8", rate=1, layout="mono")
+        frame = audio.av.AudioFrame.from_ndarray(np.zeros((1, samples), np.uint8), "u8", "mono")
+        frame.sample_rate = 1
+        out.mux([*stream.encode(frame), *stream.encode(None)])
+    tracemalloc.start()
+    try:
+        with pytest.raises(audio.AudioError, match="longer than 60 s"):
+            audio.decode(file.getvalue(), 60)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_pcm_has_the_rate_that_clients_expect(encoding: ModuleType) -> None:

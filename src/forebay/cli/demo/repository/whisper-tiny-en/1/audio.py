@@ -22,7 +22,7 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
         with av.open(io.BytesIO(data), options={"format_whitelist": FORMATS}, metadata_errors="ignore") as file:
             if not file.streams.audio:
                 raise AudioError("there is no audio in it")
-            for frame in _frames(file):
+            for frame in _frames(file, seconds_max):
                 samples = frame.to_ndarray()[0]
                 count += samples.size
                 if count > count_max:
@@ -37,7 +37,7 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
     return samples
 
 
-def _frames(file):
+def _frames(file, seconds_max):
     """The resampled frames. Damaged packets are skipped, as players do."""
     resampler, form = None, None
     for packet in file.demux(audio=0):
@@ -46,6 +46,8 @@ def _frames(file):
         except av.InvalidDataError:
             continue
         for frame in frames:
+            if frame.samples > seconds_max * frame.sample_rate:  # at 1 Hz, resampling makes gigabytes of 20 kB
+                raise AudioError(f"longer than {seconds_max:g} s")
             frame.pts = None  # gaps and jumps of time stamps do not matter
             before, form = form, (frame.format.name, frame.layout.name, frame.sample_rate)
             if form != before:  # files that were joined change it midway; a resampler takes one form only
