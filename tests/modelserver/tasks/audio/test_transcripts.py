@@ -207,6 +207,20 @@ def test_form_without_exactly_one_audio_file_is_rejected(files: list[Any], says:
     assert says in got[0].json()["error"]["message"]
 
 
+def test_option_that_comes_as_a_file_is_rejected_rather_than_ignored() -> None:
+    shelf = FakeAudioModels("transcribe", OUTPUTS, transcript_in_two_segments)
+    got: list[Any] = []
+
+    async def main() -> None:
+        async with speaking(shelf) as client:
+            files = {**AUDIO, "prompt": ("prompt.txt", b"names")}
+            got.append(await client.post("/transcriptions", data={"model": "m"}, files=files))
+
+    run(main())
+    assert (got[0].status_code, got[0].json()["error"]["param"]) == (400, "prompt")
+    assert not shelf.requests
+
+
 @pytest.mark.parametrize(
     ("text", "param"), [("file: not audio", "file"), ("language: unknown", "language"), ("no such thing", "file")]
 )

@@ -108,6 +108,10 @@ def _job(body: bytes, content_type: bytes, fields: dict[str, Reader], task: str)
         missing(FILE)
     if not file.data:
         raise Refusal(Code.INVALID_REQUEST, "'file' is empty.", FILE)
+    for name in form.files:
+        if name != FILE:  # such as an option that was sent with a filename: it must not seem to have been used
+            text = f"Files other than '{FILE}' are not taken; found '{name[:100]}'."
+            raise Refusal(Code.INVALID_REQUEST, text, name[:100])
     form_name = given.get("response_format", "json")
     granularities = given.get(GRANULARITIES) or ["segment"]
     if GRANULARITIES in given and form_name != "verbose_json":
