@@ -141,6 +141,8 @@ def test_non_batching_model_gets_single_rows_without_batch_dimension() -> None:
         ("/v1/rerank", {"model": "overlap", "query": "a", "documents": [{"text": ""}]}, 400, "invalid_request",
          "documents[0].text"),
         ("/v1/rerank", {"model": "overlap", "query": "", "documents": ["a"]}, 400, "invalid_request", "query"),
+        ("/v1/rerank", {"model": "overlap", "query": "a" * 100_001, "documents": ["a"]}, 400, "invalid_request",
+         "query"),
         ("/v1/rerank", {"model": "overlap", "query": "a", "documents": ["a"], "top_n": 0}, 400, "invalid_request",
          "top_n"),
         ("/v1/rerank", {"model": "overlap", "query": "a", "documents": ["a"], "to_n": 1}, 400, "invalid_request",

@@ -30,6 +30,8 @@ from forebay.wire.openai_fields import (
 
 DOCUMENTS_MAX: Final = 1000
 """Cohere's limit on documents per request."""
+QUERY_CHARS_MAX: Final = 100_000
+"""The query is copied for each document: one of megabytes takes gigabytes, and blocks the event loop meanwhile."""
 QUERY: Final = "QUERY"
 DOCUMENT: Final = "DOCUMENT"
 SCORE: Final = "SCORE"
@@ -110,7 +112,7 @@ shaped(_documents, {"type": "array", "minItems": 1, "maxItems": DOCUMENTS_MAX})
 BODY: Final = nested(
     {
         "model": text(1),
-        "query": _TEXT,
+        "query": text(1, QUERY_CHARS_MAX),
         "documents": _documents,
         "top_n": integer(1, DOCUMENTS_MAX),
         "return_documents": boolean,

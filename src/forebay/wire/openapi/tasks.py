@@ -40,7 +40,7 @@ class RerankRequest(Closed):
     """A query, and documents to be ranked by it."""
 
     model: Word
-    query: Word
+    query: Annotated[str, Meta(min_length=1, max_length=100_000)]
     documents: Annotated[list[Word | RerankDocument], Meta(min_length=1, max_length=1000)]
     top_n: UpTo1000 | UnsetType | None = UNSET
     return_documents: bool | UnsetType | None = UNSET
