@@ -92,6 +92,14 @@ def test_rerank_error_names_the_document_that_is_too_long(served: Served) -> Non
     assert answer["usage"]["truncated_documents"] == 1
 
 
+def test_very_long_document_scores_as_its_beginning(served: Served) -> None:
+    documents = [DOCUMENTS[0] * repeated for repeated in (150, 10_000)]
+    answer = served.post("/v1/rerank", model="reranker-en", query=QUERY, documents=[*documents, " " * 20_000 + "x"])
+    results = {each["index"]: each for each in answer["results"]}
+    assert results[0]["relevance_score"] == results[1]["relevance_score"]
+    assert [results[i]["truncated"] for i in range(3)] == [True, True, True]
+
+
 def test_languages_are_detected(served: Served) -> None:
     sentences = {"fr": "Le chat est sur la table.", "en": "Hello there my friend", "ja": "今日はいい天気です"}
     answer = served.post("/v1/classify", model="language-id", input=list(sentences.values()), top_k=1)
@@ -167,6 +175,12 @@ def test_too_long_text_fails_only_its_own_request(served: Served) -> None:
     assert (status, error["code"], error["param"]) == (400, "invalid_request", "input[1]")
     assert "602 tokens" in error["message"]
     assert answers == [0] * 7
+
+
+def test_text_of_too_many_characters_is_refused_before_its_tokens_are_counted(served: Served) -> None:
+    status, error = served.refused("/v1/embeddings", model="bge-small-en", input=["fine", "." * 1_000_000])
+    assert (status, error["param"]) == (400, "input[1]")
+    assert "1000000 characters; this model takes at most 100000" in error["message"]
 
 
 def test_models_are_listed_with_their_tasks(served: Served) -> None:

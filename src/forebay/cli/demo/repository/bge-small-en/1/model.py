@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 TOKENS_MAX = 512
 """Maximum number of positions of the model."""
+CHARS_MAX = 100_000
+"""Far more than so many tokens have: tokens take hundreds of times the memory of their text."""
 
 
 class TritonPythonModel:
@@ -58,6 +60,8 @@ class TritonPythonModel:
 
     def encode(self, text, row):
         """Tokenize a text."""
+        if len(text) > CHARS_MAX:
+            raise ValueError(f"input[{row}]: it has {len(text)} characters; this model takes at most {CHARS_MAX}")
         found = self.tokenizer.encode(text)
         if len(found) > TOKENS_MAX:
             raise ValueError(f"input[{row}]: it has {len(found)} tokens; this model takes at most {TOKENS_MAX}")

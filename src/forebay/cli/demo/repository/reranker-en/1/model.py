@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 
 TOKENS_MAX = 512
 """Maximum number of positions of the model."""
+CHARS_MAX = 20_000
+"""How much of a text is tokenized: far more than so many tokens usually have, and the rest would cost memory too."""
 
 
 class TritonPythonModel:
@@ -51,13 +53,17 @@ class TritonPythonModel:
         except UnicodeDecodeError as error:
             refused = pb.TritonError(f"a text is not UTF-8: {error}", pb.TritonError.INVALID_ARG)
             return lambda: pb.InferenceResponse(error=refused)
-        encodings = [self.tokenizer.encode(*pair) for pair in pairs]
+        encodings = [self.tokenizer.encode(query[:CHARS_MAX], document[:CHARS_MAX]) for query, document in pairs]
+        truncated = [
+            bool(encoding.overflowing) or max(map(len, pair)) > CHARS_MAX
+            for encoding, pair in zip(encodings, pairs, strict=True)
+        ]
         running = [self.threads.submit(self.score, each) for each in encodings]
         return lambda: pb.InferenceResponse(
             [
                 pb.Tensor("SCORE", np.array([[each.result()] for each in running], np.float32)),
                 pb.Tensor("TOKENS", np.array([[len(each)] for each in encodings], np.int32)),
-                pb.Tensor("TRUNCATED", np.array([[bool(each.overflowing)] for each in encodings])),
+                pb.Tensor("TRUNCATED", np.array([[each] for each in truncated])),
             ]
         )
 
