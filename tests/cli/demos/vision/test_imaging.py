@@ -213,6 +213,14 @@ def test_jpeg_with_too_many_scans_is_not_decoded(least: int) -> None:
         imaging.decode(with_scans(101), least)
 
 
+def test_jpeg_with_exif_in_too_many_parts_is_not_opened() -> None:
+    file, part = stored(quarters(), "JPEG", quality=95), b"\xff\xe1\0\x0aExif\0\0xx"
+
+    assert near(imaging.decode(file[:2] + part * 100 + file[2:]).pixels, quarters())
+    with pytest.raises(imaging.BadImage, match="EXIF data in more than 100 parts"):
+        imaging.decode(file[:2] + part * 101 + file[2:])
+
+
 def test_video_behind_a_jpeg_is_not_taken_for_scans() -> None:
     video = b"\xff\xda\x17\x2a" * 1000
 

@@ -20,6 +20,10 @@ SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 """The start of a scan of a JPEG, with its length and its number of components."""
 SCANS_MAX = 100
 """Usual progressive JPEGs have about ten. Each costs a pass over all pixels, and may have next to no bytes."""
+EXIF = re.compile(rb"\xff\xe1..Exif\0\0", re.DOTALL)
+"""The start of a part of a JPEG's EXIF data."""
+EXIF_PARTS_MAX = 100
+"""A part has up to 64 kB, and usual files have one. Pillow copies what it has for each further one."""
 TURN = Image.Transpose
 TURNS = {
     2: TURN.FLIP_LEFT_RIGHT, 3: TURN.ROTATE_180, 4: TURN.FLIP_TOP_BOTTOM,
@@ -49,6 +53,8 @@ def decode(data, least=0):
 
     Raises `BadImage`.
     """
+    if len(EXIF.findall(data)) > EXIF_PARTS_MAX:
+        raise BadImage(f"EXIF data in more than {EXIF_PARTS_MAX} parts")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             check(image.size)
