@@ -217,6 +217,23 @@ def test_speech_models_answer_the_inference_protocol(speech: Served) -> None:
         streamed(speech, WHISPER, asked("AUDIO", b"noise"), {})
 
 
+@pytest.mark.parametrize(
+    ("model", "option", "value"),
+    [
+        (WHISPER, "temperature", "hot"),
+        (WHISPER, "temperature", "7"),
+        (WHISPER, "prompt", 7),
+        (PIPER, "speed", "fast"),
+    ],
+)
+def test_unusable_option_is_refused_over_the_inference_protocol(
+    speech: Served, model: str, option: str, value: str | int
+) -> None:
+    tensor = asked("AUDIO", silent(1)) if model == WHISPER else asked("TEXT", b"Hi.")
+    with pytest.raises(tritonclient.utils.InferenceServerException, match=f"^.*{option}: '?{value}'? is not "):
+        streamed(speech, model, tensor, {option: value})
+
+
 def activity(served: Served, samples: np.ndarray[Any, Any], stream: int) -> np.ndarray[Any, Any]:
     """How likely somebody speaks in each frame of a stream, which is a sequence."""
     frames = samples[: samples.size // FRAME * FRAME].reshape(-1, 1, FRAME)

@@ -1,6 +1,7 @@
 """Piper voices on ONNX Runtime: sentences become chunks of an audio file."""
 
 import json
+import math
 import os
 import unicodedata
 from pathlib import Path
@@ -72,11 +73,11 @@ class TritonPythonModel:
     def speak(self, request):
         """The chunks of the file, generated lazily."""
         options = json.loads(request.parameters())
-        format, speed = options.get("format", "wav"), float(options.get("speed", 1.0))
+        format, speed = options.get("format", "wav"), number(options.get("speed", 1.0))
         if format not in FORMATS:
             raise OptionError(f"format: {format!r} is not one of {', '.join(FORMATS)}")
         if not SPEEDS[0] <= speed <= SPEEDS[1]:
-            raise OptionError(f"speed: {speed:g} is not between {SPEEDS[0]:g} and {SPEEDS[1]:g}")
+            raise OptionError(f"speed: {options['speed']!r} is not between {SPEEDS[0]:g} and {SPEEDS[1]:g}")
         voice = options.get("voice", self.name)
         if voice != self.name and voice not in OTHER_NAMES:
             raise OptionError(f"voice: {voice!r} is not here; the voice is {self.name!r}")
@@ -106,6 +107,14 @@ class TritonPythonModel:
         wave = self.session.run(None, inputs)[0].reshape(-1)
         peak = max(0.01, float(np.abs(wave).max()))
         return np.clip(wave * (PEAK * 32767 / peak), -32768, 32767).astype(np.int16)
+
+
+def number(value):
+    """The number in an option, which may be a text over gRPC; NaN, which is in no range, if there is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
 
 
 def response(piece):

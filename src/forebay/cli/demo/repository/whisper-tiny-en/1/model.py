@@ -1,6 +1,7 @@
 """Whisper on CTranslate2, through faster-whisper: transcribes an audio file to text segments."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -68,14 +69,18 @@ class TritonPythonModel:
             raise OptionError("language", f"{language!r} is not known to this model; it knows {known}")
         if options.get("translate") and not self.model.model.is_multilingual:
             raise OptionError("model", "this model knows English only, and there is nothing to translate")
-        temperature = float(options.get("temperature") or 0)
+        prompt, temperature = options.get("prompt", ""), number(options.get("temperature", 0))
+        if not isinstance(prompt, str):
+            raise OptionError("prompt", f"{prompt!r} is not a text")
+        if not 0 <= temperature <= 1:
+            raise OptionError("temperature", f"{options['temperature']!r} is not a number from 0 to 1")
         data = pb_utils.get_input_tensor_by_name(request, "AUDIO").as_numpy().reshape(-1)[0]
         samples = decode(data, self.seconds_max)
         segments, info = self.model.transcribe(
             samples,
             language=language,
             task="translate" if options.get("translate") else "transcribe",
-            initial_prompt=options.get("prompt") or None,
+            initial_prompt=prompt or None,
             temperature=temperature or TEMPERATURES,
             word_timestamps=bool(options.get("words")),
         )
@@ -111,6 +116,14 @@ class OptionError(Exception):
     def __init__(self, field, text):
         super().__init__(text)
         self.field = field
+
+
+def number(value):
+    """The number in an option, which may be a text over gRPC; NaN, which is in no range, if there is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
 
 
 def response(segments, about):
