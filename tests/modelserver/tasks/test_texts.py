@@ -168,6 +168,18 @@ def test_invalid_field_is_named_in_the_error(path: str, body: Any, status: int, 
     run(main())
 
 
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_body_of_too_many_values_is_not_read_whatever_its_content_type(kind: str) -> None:
+    async def main() -> None:
+        async with rig() as it:
+            body = b'{"model": "lengths", "input": [%b1]}' % (b"1234," * 1_000_001)
+            answer = await it.ask("/v1/embeddings", body, content_type=kind)
+            assert answer.status == 400
+            assert "too much at once" in document(answer)["error"]["message"]
+
+    run(main())
+
+
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=20), st.text(min_size=1))
 def test_scores_match_their_documents(documents: list[str], query: str) -> None:
     async def main() -> None:

@@ -94,3 +94,5 @@ class Task:
     """Outputs that are requested if the model has them."""
     shape: Shape = field(default_factory=dict)
     """JSON Schema of the request body (of a form without its file), checked against the published API description."""
+    forms: bool = False
+    """Whether bodies may be forms. Otherwise they are read as JSON, whatever their content type is."""

@@ -70,7 +70,7 @@ class TaskFront:
             deadline = deadline_of(exchange)
         except Refused as refused:
             raise Refusal(Code.INVALID_REQUEST, refused.text, DEADLINE.decode()) from None
-        if not is_form(kind) and too_many_values(exchange.body):
+        if not (task.forms and is_form(kind)) and too_many_values(exchange.body):
             raise Refusal(Code.INVALID_REQUEST, f"The body is too much at once: {CROWDED}.")
         self._run(exchange, task, task.read(exchange.body, kind), deadline)
 

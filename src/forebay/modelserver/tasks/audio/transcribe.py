@@ -213,8 +213,8 @@ _FORMATS: Final[dict[str, Callable[[Transcript], Answer]]] = {
 }
 _EXTRAS: Final = (TIMES, DETAILS, LANGUAGE, DURATION)
 TRANSCRIPTION: Final[Task] = Task(
-    "transcribe", read_transcription, (TEXT,), _EXTRAS, object_shape(TRANSCRIPTION_FIELDS, ("model",))
+    "transcribe", read_transcription, (TEXT,), _EXTRAS, object_shape(TRANSCRIPTION_FIELDS, ("model",)), forms=True
 )
 TRANSLATION: Final[Task] = Task(
-    "transcribe", read_translation, (TEXT,), _EXTRAS, object_shape(TRANSLATION_FIELDS, ("model",))
+    "transcribe", read_translation, (TEXT,), _EXTRAS, object_shape(TRANSLATION_FIELDS, ("model",)), forms=True
 )

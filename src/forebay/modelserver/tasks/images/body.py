@@ -70,7 +70,7 @@ def image_task(
 
         return Job(given["model"], inputs, partial(_answer, describe, given), len(files), FIELD)
 
-    return Task(name, read, outputs, (SIZE,), shape_of(body))
+    return Task(name, read, outputs, (SIZE,), shape_of(body), forms=True)
 
 
 def rows(results: Results, name: str, *, texts: bool = False) -> Iterator[Array]:
