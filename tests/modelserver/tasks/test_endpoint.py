@@ -1,6 +1,7 @@
 """What all tasks have in common: routing, errors, streams, and client disconnects."""
 
 import asyncio
+import gzip
 import struct
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_error_names_the_index_of_the_invalid_input(given: list[str], param: str
                 "error"
             ]
             assert (error["param"], error["message"]) == ("input", "not this")
+
+    run(main())
+
+
+def test_compressed_body_is_named_as_such() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            body = gzip.compress(b'{"model": "lengths", "input": "abc"}')
+            answer = await it.ask("/v1/embeddings", body, content_encoding="gzip")
+            error = document(answer)["error"]
+            assert (answer.status, error["code"], error["param"]) == (415, "unsupported_encoding", "content-encoding")
+            plain = await it.ask("/v1/embeddings", {"model": "lengths", "input": "abc"}, content_encoding="identity")
+            assert plain.status == 200
 
     run(main())
 

@@ -27,6 +27,7 @@ from forebay.modelserver.tasks.response_stream import ResponseStream
 from forebay.net.exchange import Exchange
 from forebay.net.replica_protocol import DEADLINE, USAGE
 from forebay.wire import http1
+from forebay.wire.apis.request_fields import CODING, coded
 from forebay.wire.forms.multipart import is_form
 from forebay.wire.oip.fields import CROWDED, too_many_values
 
@@ -60,7 +61,7 @@ class TaskFront:
             else:
                 self._start(exchange, task)
         except Refusal as refusal:
-            refuse(exchange, refusal, self._log)
+            refuse(exchange, coded(refusal, exchange.header(CODING)), self._log)
         except Exception as error:  # supervisor: a bug costs one response, which has the id under which it is logged
             refuse(exchange, ours(error), self._log)
 

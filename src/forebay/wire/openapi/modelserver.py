@@ -9,6 +9,7 @@ from forebay.wire.openapi.document import JSON, PATH, TEXT, Operation, make_docu
 
 _TASK_CODES: Final = (
     Code.INVALID_JSON,
+    Code.UNSUPPORTED_ENCODING,
     Code.INVALID_REQUEST,
     Code.UNSUPPORTED_PARAMETER,
     Code.WRONG_TASK,
