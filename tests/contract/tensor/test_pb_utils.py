@@ -1,5 +1,6 @@
 """The smaller parts of `triton_python_backend_utils` that models import."""
 
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,6 +54,12 @@ def test_byte_tensors_round_trip(parts: list[bytes]) -> None:
     data = pb_utils.serialize_byte_tensor(array)
 
     assert pb_utils.deserialize_bytes_tensor(bytes(data)).tolist() == parts
+
+
+@pytest.mark.parametrize("encoded", [b"\1\0\0\0a\5\0\0\0b", b"\1\0\0\0a\5\0"])
+def test_truncated_byte_tensors_are_rejected(encoded: bytes) -> None:
+    with pytest.raises(struct.error, match="requires a buffer"):
+        pb_utils.deserialize_bytes_tensor(encoded)
 
 
 def test_tensor_configuration_is_found_by_name() -> None:

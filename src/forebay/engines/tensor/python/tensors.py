@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from operator import index
+from struct import unpack_from
 from typing import Any, Final, Protocol, SupportsIndex, cast, runtime_checkable
 
 import numpy as np
@@ -84,12 +85,12 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()]:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The inverse of `serialize_byte_tensor`, as a one-dimensional array."""
-    found = []
+    """The inverse of `serialize_byte_tensor`, as a one-dimensional array. Raises `struct.error` if truncated."""
+    found: list[bytes] = []
     at = 0
     while at < len(encoded_tensor):
-        size = int.from_bytes(encoded_tensor[at : at + 4], "little")
-        found.append(bytes(encoded_tensor[at + 4 : at + 4 + size]))
+        (size,) = unpack_from("<I", encoded_tensor, at)
+        found += unpack_from(f"<{size}s", encoded_tensor, at + 4)
         at += 4 + size
     array = np.empty(len(found), object)
     array[:] = found
