@@ -90,6 +90,26 @@ def test_model_reads_all_request_fields(load: Load) -> None:
     ]
 
 
+def test_parameters_are_written_as_triton_does(load: Load) -> None:
+    backend = load(
+        """
+        def execute(self, requests):
+            called = pb_utils.InferenceRequest(
+                inputs=[], requested_output_names=[], model_name='m', parameters=json.loads(requests[0].parameters())
+            )
+            return [out(np.array([requests[0].parameters(), called.parameters()], object))]
+        """,
+        replace(CONFIG, outputs=(spec("Y", Datatype.BYTES, -1),)),
+    )
+
+    (response,), _ = answers(backend, [Request("", {"X": np.zeros(1, np.float32)}, (), {"é": "日本", "n": 1})])
+
+    assert [text.decode() for text in value(response)] == [
+        '{"é":"日本","n":1}',
+        '{"\\u00e9": "\\u65e5\\u672c", "n": 1}',
+    ]
+
+
 def test_responses_carry_parameters_and_errors_of_every_kind(load: Load) -> None:
     backend = load(
         """

@@ -201,8 +201,10 @@ class InferenceRequest:
         return self._timeout_us
 
     def parameters(self) -> str:
-        """The parameters as a JSON object, without spaces as Triton writes it."""
-        return json.dumps(dict(self._parameters), separators=(",", ":"))
+        """The parameters as a JSON object, of a client's request without spaces and `\\u` escapes, as in Triton."""
+        if self._sender is None:
+            return json.dumps(dict(self._parameters))
+        return json.dumps(dict(self._parameters), separators=(",", ":"), ensure_ascii=False)
 
     def trace(self) -> InferenceTrace:
         """The trace of the request."""
