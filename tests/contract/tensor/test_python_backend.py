@@ -391,9 +391,34 @@ def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None
     assert (config.max_batch, config.batching, config.decoupled) == (16, DynamicBatching(), True)
 
 
+def test_auto_complete_config_may_give_the_settings_of_dynamic_batching(tmp_path: Path) -> None:
+    body = """
+        @staticmethod
+        def auto_complete_config(config):
+            config.set_max_batch_size(8)
+            config.as_dict()['dynamic_batching'] = {
+                'preferred_batch_size': [8, 4], 'max_queue_delay_microseconds': 1500, 'preserve_ordering': True,
+                'priority_queue_policy': {},
+            }
+            return config
+    """
+    loaded(tmp_path, body, ModelConfig("m", "python")).close()
+    backend = PythonBackend()
+
+    found = backend.load(ModelConfig("m", "python"), tmp_path / "m" / "1", 0, no_calls)
+    backend.close()
+
+    assert found.config is not None
+    assert found.config.batching == DynamicBatching((4, 8), delay_s=0.0015, preserve_ordering=True)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
+        (
+            "as_dict()['dynamic_batching'] = {'default_queue_policy': {'max_queue_size': 5}}",
+            "dynamic_batching has ['default_queue_policy'], which only config.pbtxt can set",
+        ),
         (
             "set_max_batch_size(2)",
             "configuration specified max_batch_size 4, but in auto-complete-config function for",

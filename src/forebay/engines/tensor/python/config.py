@@ -31,6 +31,16 @@ _OPTIMIZATION: Final = {
 _KINDS_OF_TENSOR: Final = ("input", "output")
 _COMPLETED: Final = ("max_batch_size", *_KINDS_OF_TENSOR, "model_transaction_policy", "default_model_filename")
 """Fields that the model or the server may have completed; taken from the values."""
+_DYNAMIC: Final = frozenset(
+    (
+        "preferred_batch_size",
+        "max_queue_delay_microseconds",
+        "preserve_ordering",
+        "priority_levels",
+        "default_priority_level",
+    )
+)
+"""Settings of dynamic batching that a model may complete."""
 
 
 class ModelConfig:
@@ -165,7 +175,7 @@ def completed(config: Values, shown: Mapping[str, Any]) -> Values:
     known = {spec.name: spec for spec in (*config.inputs, *config.outputs)}
     batching = config.batching
     if batching is None and "dynamic_batching" in shown:
-        batching = DynamicBatching()
+        batching = _batching(shown["dynamic_batching"])
     return replace(
         config,
         max_batch=int(shown["max_batch_size"]),
@@ -258,6 +268,21 @@ def _dynamic(batching: DynamicBatching, max_batch: int) -> dict[str, Any]:
         "default_priority_level": batching.default_level,
         "priority_queue_policy": {},
     }
+
+
+def _batching(shown: Mapping[str, Any]) -> DynamicBatching:
+    """The inverse of `_dynamic`. Raises `ValueError` for settings that a model cannot complete."""
+    given = {key for key, value in shown.items() if value not in ({}, None)}
+    others = sorted(given - _DYNAMIC)
+    if others:
+        raise ValueError(f"auto_complete_config: dynamic_batching has {others}, which only config.pbtxt can set")
+    return DynamicBatching(
+        preferred_sizes=tuple(sorted({int(size) for size in shown.get("preferred_batch_size", ())})),
+        delay_s=int(shown.get("max_queue_delay_microseconds", 0)) / _US,
+        preserve_ordering=bool(shown.get("preserve_ordering", False)),
+        levels=int(shown.get("priority_levels", 0)),
+        default_level=int(shown.get("default_priority_level", 0)),
+    )
 
 
 def _sequences(sequences: SequenceBatching) -> dict[str, Any]:
