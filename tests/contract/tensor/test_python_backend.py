@@ -437,6 +437,7 @@ def test_auto_complete_config_may_give_the_settings_of_dynamic_batching(tmp_path
             "add_input({'name': 'X', 'colour': 1})",
             "contains property other than 'name', 'data_type', 'dims' and 'optional'.",
         ),
+        ("as_dict()['sequence_batching'] = {}", "sequence_batching can only be set in config.pbtxt"),
         ("set_model_transaction_policy({'coupled': 1})", "contains property other than 'decoupled'."),
     ],
 )

@@ -176,6 +176,8 @@ def completed(config: Values, shown: Mapping[str, Any]) -> Values:
     batching = config.batching
     if batching is None and "dynamic_batching" in shown:
         batching = _batching(shown["dynamic_batching"])
+    if config.sequences is None and shown.get("sequence_batching") is not None:
+        raise ValueError("auto_complete_config: sequence_batching can only be set in config.pbtxt")
     return replace(
         config,
         max_batch=int(shown["max_batch_size"]),
