@@ -188,9 +188,7 @@ def test_add_input_completes_an_existing_input() -> None:
 def test_invalid_arguments_are_rejected(
     wrong: Callable[[], object], kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        current.host, "administer", None
-    )  # a failed load leaves it in this process
+    monkeypatch.setattr(current.host, "administer", None)  # a failed load leaves it in this process
     with pytest.raises(kind) as caught:
         wrong()
 
