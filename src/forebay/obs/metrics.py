@@ -184,7 +184,7 @@ TABLE: tuple[Metric, ...] = (
         "worker_batch_fill_ratio",
         "gauge",
         _MR,
-        "Size of the last batch relative to the largest possible one, 0 to 1.",
+        "Size of the latest batches relative to the largest possible one, 0 to 1.",
     ),
     Metric("worker_engine_up", "gauge", _MR, "1 if the engine is loaded and not stalled."),
     Metric("worker_engine_stalled_seconds", "gauge", _MR, "How long the engine has been unresponsive."),

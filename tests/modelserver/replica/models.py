@@ -28,6 +28,13 @@ class TritonPythonModel:
         arrays = [pb.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb.InferenceResponse([pb.Tensor("OUT", array)]) for array in arrays]
 """
+ERRING = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb.InferenceResponse(error=pb.TritonError("no")) for _ in requests]
+"""
 CALLING = """
 import triton_python_backend_utils as pb
 

@@ -20,7 +20,7 @@ import tritonclient.grpc.aio as grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cluster import free_ports
 from tests.modelserver.http.rig import FakeModels
-from tests.modelserver.replica.models import CALLING, COUNTING, SLOW, double, python
+from tests.modelserver.replica.models import CALLING, COUNTING, ERRING, SLOW, double, python
 from tests.net.rig import Answer, peer, run, until
 
 from forebay.core.model import Endpoint, LoadReport, ReplicaState, Task, WorkerSpec
@@ -140,6 +140,17 @@ def test_model_metrics_are_exported_beside_replica_metrics(tmp_path: Path) -> No
             found = {family.name: family for family in text_string_to_metric_families(text)}
             assert {sample.labels["kind"]: sample.value for sample in found["rows_seen"].samples} == {"row": 1}
             assert [sample.labels["model"] for sample in found["forebay_worker_running"].samples] == ["mine"]
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_requests_that_fail_fill_batches_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replica(tmp_path, Choice(python(tmp_path / "all", "own", ERRING), "own")) as server:
+            assert (await server.ask(b"POST", INFER, tensor(1, 2, 3, 4))).status == 500
+            load = await server.load()
+            assert load.batch_fill == 1 / load.capacity
 
     run(main())
 

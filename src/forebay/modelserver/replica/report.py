@@ -103,7 +103,8 @@ class Reporter:
             rows_max = max(1, self._server.view(self._aliased.model, "").config.max_batch)
         except Refused:
             return 0
-        rows = sum(each.inference_count for each in served)
+        # not `inference_count`, which leaves out what failed
+        rows = sum(size * found.compute_infer.count for each in served for size, found in each.batches.items())
         executions = sum(each.execution_count for each in served)
         if executions != self._executions:
             if executions > self._executions:  # a reloaded model restarts its count
