@@ -75,7 +75,7 @@ def test_every_device_is_shown_with_its_problem_and_remedy() -> None:
         "by ada, 1970-01-01 00:16:40 UTC: new fans",
         "its devices cannot be read: no driver",
         "replicas: chat-0, chat-1",
-        "memory: 4.0 of 16.0 GiB taken, 3.0 used; 4 cores; only for low-priority models; fast",
+        "memory: 4.0 of 16.0 GiB taken, 3.0 used; cores: 4; only for low-priority models; fast",
         "chat-1 should be elsewhere: b has 1 GiB free",
         "big-0 waits: a: GPU-a has 12 GiB free, 16 needed",
     ):

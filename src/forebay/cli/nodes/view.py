@@ -70,7 +70,7 @@ def _room(placed: PlacedNode) -> str:
     """Memory and cores allocated on a node."""
     used = sum(replica.memory_used_bytes for replica in placed.replicas)
     words = [f"memory: {_gib(placed.memory_taken_bytes)} of {_gib(placed.memory_bytes)} GiB taken, {_gib(used)} used"]
-    words += [f"{len(placed.cpus)} cores"] if placed.cpus else []
+    words += [f"cores: {len(placed.cpus)}"] if placed.cpus else []
     words += ["only for low-priority models"] if placed.fallback else []
     return "; ".join([*words, *placed.labels])
 
