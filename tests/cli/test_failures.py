@@ -52,6 +52,15 @@ def test_file_that_the_system_refuses_is_named(
     assert said.endswith(": File name too long.\n")
 
 
+@pytest.mark.parametrize("words", [("status", "--url"), ("chat", "hi", "--url"), ("conformance",)])
+def test_passwords_in_addresses_are_hidden(forebay: Forebay, words: tuple[str, ...]) -> None:
+    code, said = forebay(*words, "http://me:pass@127.0.0.1:1")
+
+    assert code == 3
+    assert "http://me:***@127.0.0.1:1" in said
+    assert "pass@" not in said
+
+
 @pytest.mark.parametrize("words", [("status",), ("serve", "m.gguf")])
 def test_folder_that_is_gone_is_explained(
     forebay: Forebay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

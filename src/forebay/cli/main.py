@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -39,6 +40,8 @@ from forebay.cli.sla.command import sla
 if TYPE_CHECKING:
     from forebay.core.cluster import Cluster
 
+PASSWORD = re.compile(r"(://[^\s/@:]*):[^\s/@]*@")
+"""That of a URL, behind the user's name."""
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 EPILOG = (
     "Exit codes: 0 success · 1 failure · 2 usage error · 3 server unreachable · 4 `drain --timeout` gave up · "
@@ -370,6 +373,7 @@ def _said(error: OSError) -> str:
 
 
 def _fail(text: str, exit_code: int) -> NoReturn:
+    text = PASSWORD.sub(r"\1:***@", text)  # errors name addresses, and end up in the logs of jobs
     print(_fitted(f"forebay: {text}"), file=sys.stderr)
     sys.exit(exit_code)
 
