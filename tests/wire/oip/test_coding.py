@@ -34,6 +34,8 @@ def test_compressed_body_is_decompressed_within_its_limit(coding: bytes, whole: 
             decoded(coding, packed, len(whole) - 1)
     with pytest.raises(Refused, match="is truncated"):
         decoded(coding, packed[:-1], 1000)
+    with pytest.raises(Refused, match="goes on after its compressed data"):
+        decoded(coding, packed + packed, 1000)
 
 
 def test_other_codings_are_passed_through_or_rejected() -> None:

@@ -58,6 +58,8 @@ def decoded(coding: bytes, body: bytes, bytes_max: int) -> bytes:
         )
     if not reader.eof:
         raise invalid("the compressed body is truncated")
+    if reader.unused_data:  # such as a second member of gzip; empty ones by the million would take minutes
+        raise invalid("the body goes on after its compressed data; compress it as a whole")
     return data
 
 
