@@ -1,4 +1,4 @@
-"""The state with which a sequence begins: of the size that the configuration says, from a file or zeros."""
+"""Implicit state: that with which a sequence begins, from a file or zeros, and what models make of it."""
 
 import asyncio
 from pathlib import Path
@@ -92,5 +92,41 @@ def test_initial_state_with_too_short_a_file_fails_the_load(tmp_path: Path) -> N
         async with serving(repository(tmp_path, 'data_file: "one"')) as server:
             with pytest.raises(Refused, match="initial state 'one' has 4 bytes; state 'WAS' needs 8"):
                 await server.load("m", {})
+
+    asyncio.run(main())
+
+
+def write_file(root: Path, backend: str) -> None:
+    """An ONNX model that adds IN to its state, and returns that."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Add", ["WAS", "IN"], ["IS"]), helper.make_node("Identity", ["IS"], ["OUT"])]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, kind, ["n", 1]) for name in names]
+        for names in (("IN", "WAS"), ("OUT", "IS"))
+    )
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    settings = """
+        max_batch_size: 2
+        sequence_batching { state { input_name: "WAS" output_name: "IS" data_type: TYPE_FP32 dims: [1] } }
+    """
+    write(root, "m", f'backend: "{backend}" {IO.format(dims="1")} default_model_filename: "model.onnx" {settings}')
+    (root / "m/1/model.py").unlink()
+    onnx.save(model, str(root / "m/1/model.onnx"))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_state_of_a_model_file_is_kept_and_hidden(tmp_path: Path, backend: str) -> None:
+    write_file(tmp_path, backend)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            one = tensor("IN", [[1.0]])
+            first = await server.ask("m", one, sequence_id=1, sequence_start=True).one()
+            assert [output.name for output in first.outputs] == ["OUT"]
+            assert await server.numbers("m", one, sequence_id=1) == [[2.0]]
+            assert await server.numbers("m", one, sequence_id=1, outputs=("OUT",)) == [[3.0]]
 
     asyncio.run(main())

@@ -4,9 +4,10 @@ The server sends several requests at once only to models that batch, so the firs
 batch. Requests with different shapes run separately, one group for each shape.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from forebay.core.serving.config import ModelConfig
 from forebay.engines.tensor.arrays import joined
 from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack, failed
 
@@ -38,6 +39,13 @@ def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run, join:
         for place, response in zip(places, _of_group(group, outputs, run, join), strict=True):
             responses[place] = response
     return responses
+
+
+def answers(config: ModelConfig, found: Collection[str]) -> tuple[str, ...]:
+    """Configured outputs, sequence states included; all outputs if none is configured."""
+    states = config.sequences.states if config.sequences else ()
+    named = (*(spec.name for spec in config.outputs), *(state.output for state in states))
+    return tuple(name for name in named if name in found) or tuple(found)
 
 
 def unknown(request: Request, outputs: Sequence[str]) -> str:

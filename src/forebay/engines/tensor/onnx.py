@@ -12,6 +12,7 @@ import onnxruntime
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text
+from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.gpus import memory_bytes, memory_fraction, on_gpu
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
@@ -100,7 +101,7 @@ class OnnxBackend:
             found = self._session.get_outputs()[0]
             why = _strange("output", found.name, found.type)
             raise BackendFailed(f"model '{config.name}': it has no output that can be served: {why}")
-        self._answers = _answers(config, self._outputs)
+        self._answers = answers(config, self._outputs)
         taken = {ELEMENT_TYPES[kind] for kind in self._inputs.values()}
         self._native = Datatype.BF16 not in taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
         if not self._native and Datatype.BYTES in taken:
@@ -144,13 +145,6 @@ class OnnxBackend:
         }
         found = self._session.run_with_ort_values(wanted, values)
         return [_bits(each) if each.element_type() == ONNX_BFLOAT16 else each.numpy() for each in found]
-
-
-def _answers(config: ModelConfig, found: Mapping[str, str]) -> tuple[str, ...]:
-    """Configured outputs, sequence states included; all outputs if none is configured."""
-    states = config.sequences.states if config.sequences else ()
-    named = (*(spec.name for spec in config.outputs), *(state.output for state in states))
-    return tuple(name for name in named if name in found) or tuple(found)
 
 
 def _bits(value: Any) -> Array:

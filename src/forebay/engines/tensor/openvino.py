@@ -15,6 +15,7 @@ import openvino
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text
+from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
     Array,
@@ -87,8 +88,7 @@ class OpenVinoBackend:
                 f"model '{config.name}': {file.name} cannot be loaded: {_error_text(error)}"
             ) from error
         self._bf16 = frozenset(spec.name for spec in loaded.inputs if spec.datatype is Datatype.BF16)
-        named = tuple(spec.name for spec in config.outputs if spec.name in self._outputs)
-        self._answers = named or tuple(self._outputs)
+        self._answers = answers(config, self._outputs)
         return loaded
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
