@@ -96,13 +96,16 @@ def test_initial_state_with_too_short_a_file_fails_the_load(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def write_file(root: Path, backend: str) -> None:
-    """An ONNX model that adds IN to its state, and returns that."""
+def write_file(root: Path, backend: str, operator: str, **attributes: int) -> None:
+    """An ONNX model that makes its next state of IN and the last one, and returns that."""
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [helper.make_node("Add", ["WAS", "IN"], ["IS"]), helper.make_node("Identity", ["IS"], ["OUT"])]
+    nodes = [
+        helper.make_node(operator, ["WAS", "IN"], ["IS"], **attributes),
+        helper.make_node("Identity", ["IS"], ["OUT"]),
+    ]
     inputs, outputs = (
-        [helper.make_tensor_value_info(name, kind, ["n", 1]) for name in names]
+        [helper.make_tensor_value_info(name, kind, ["n", name.lower()]) for name in names]
         for names in (("IN", "WAS"), ("OUT", "IS"))
     )
     model = helper.make_model(
@@ -112,14 +115,14 @@ def write_file(root: Path, backend: str) -> None:
         max_batch_size: 2
         sequence_batching { state { input_name: "WAS" output_name: "IS" data_type: TYPE_FP32 dims: [1] } }
     """
-    write(root, "m", f'backend: "{backend}" {IO.format(dims="1")} default_model_filename: "model.onnx" {settings}')
+    write(root, "m", f'backend: "{backend}" {IO.format(dims="-1")} default_model_filename: "model.onnx" {settings}')
     (root / "m/1/model.py").unlink()
     onnx.save(model, str(root / "m/1/model.onnx"))
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_state_of_a_model_file_is_kept_and_hidden(tmp_path: Path, backend: str) -> None:
-    write_file(tmp_path, backend)
+    write_file(tmp_path, backend, "Add")
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
@@ -128,5 +131,51 @@ def test_state_of_a_model_file_is_kept_and_hidden(tmp_path: Path, backend: str) 
             assert [output.name for output in first.outputs] == ["OUT"]
             assert await server.numbers("m", one, sequence_id=1) == [[2.0]]
             assert await server.numbers("m", one, sequence_id=1, outputs=("OUT",)) == [[3.0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_state_of_a_model_file_that_outgrows_its_configuration_is_an_error(tmp_path: Path, backend: str) -> None:
+    write_file(tmp_path, backend, "Concat", axis=1)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            for start in (True, False):
+                refused = await server.ask("m", tensor("IN", [[1.0]]), sequence_id=1, sequence_start=start).error()
+                assert (
+                    refused.text == "model 'm' gave output 'IS' as FP32 [1, 2]; its configuration says FP32 [-1, 1]"
+                )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("makes", "found"),
+    [("np.zeros((1, 3), np.float32)", "FP32 [1, 3]"), ("np.zeros((1, 2))", "FP64 [1, 2]")],
+    ids=["shape", "datatype"],
+)
+def test_state_that_contradicts_its_configuration_fails_the_request_and_is_not_kept(
+    tmp_path: Path, makes: str, found: str
+) -> None:
+    settings = """
+        max_batch_size: 2
+        sequence_batching { state { input_name: "WAS" output_name: "IS" data_type: TYPE_FP32 dims: [2] } }
+    """
+    source = f"""
+    def answer(self, request):
+        state = get(request, "WAS") + 1 if get(request)[0, 0] else {makes}
+        out = pb_utils.Tensor("OUT", get(request, "WAS"))
+        return pb_utils.InferenceResponse([out, pb_utils.Tensor("IS", state)])
+    """
+    write(tmp_path, "m", f'backend: "python" {IO.format(dims="2")} {settings}', source)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",)) as server:
+            good, bad = tensor("IN", [[1.0, 1.0]]), tensor("IN", [[0.0, 0.0]])
+            assert await server.numbers("m", good, sequence_id=1, sequence_start=True) == [[0.0, 0.0]]
+            refused = await server.ask("m", bad, sequence_id=1).error()
+            assert refused.text == f"model 'm' gave output 'IS' as {found}; its configuration says FP32 [-1, 2]"
+            assert await server.numbers("m", good, sequence_id=1, sequence_end=True) == [[1.0, 1.0]]
 
     asyncio.run(main())

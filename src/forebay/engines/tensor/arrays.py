@@ -1,12 +1,12 @@
 """The protocol's element types in numpy, and concatenation of adjacent arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from forebay.core.serving.config import VARIABLE, Datatype, TensorSpec
+from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.protocol import Array, BadInput
 
 DTYPES: Final[dict[Datatype, "np.dtype[Any]"]] = {
@@ -66,6 +66,25 @@ def as_text(array: Array, name: str) -> Array:
     except UnicodeDecodeError as error:
         raise BadInput(f"input '{name}' holds bytes that are not UTF-8, which this model needs: {error}") from None
     return text.reshape(array.shape)
+
+
+def states_of(config: ModelConfig) -> dict[str, TensorSpec]:
+    """The states that a model makes for the next request of a sequence, by name."""
+    states = config.sequences.states if config.sequences else ()
+    return {state.output: TensorSpec(state.output, state.datatype, state.dims) for state in states}
+
+
+def made_by(config: ModelConfig) -> dict[str, TensorSpec]:
+    """What a model makes, by name: its outputs, and the states of its sequences."""
+    return states_of(config) | {spec.name: spec for spec in config.outputs}
+
+
+def check_states(states: Mapping[str, TensorSpec], arrays: Mapping[str, Array], config: ModelConfig) -> None:
+    """Raises `ValueError` if a state contradicts the configuration: the model would get it with the next request."""
+    for name, spec in states.items():
+        problem = mismatch(spec, arrays[name], config.name, config.max_batch > 0) if name in arrays else ""
+        if problem:
+            raise ValueError(problem)
 
 
 def mismatch(spec: TensorSpec, array: Array, model: str, batches: bool) -> str:

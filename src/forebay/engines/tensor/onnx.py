@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
-from forebay.engines.tensor.arrays import as_bytes, as_text
+from forebay.engines.tensor.arrays import as_bytes, as_text, check_states, states_of
 from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.gpus import memory_bytes, memory_fraction, on_gpu
 from forebay.engines.tensor.onnx_file import outside
@@ -110,6 +110,7 @@ class OnnxBackend:
                 "given both from Python; cast the one or the other within the model"
             )
         optional = {each.name for each in self._session.get_overridable_initializers()}
+        self._config, self._states = config, states_of(config)
         return Loaded(
             tuple(_spec(each, each.name in optional) for each in inputs),
             tuple(_spec(each, False) for each in self._session.get_outputs() if each.type in ELEMENT_TYPES),
@@ -130,10 +131,12 @@ class OnnxBackend:
             found = self._session.run(wanted, feed) if self._native else self._run_values(feed, wanted)
         except Exception as error:  # the library's exceptions have no common base class
             raise RuntimeError(_error_text(error)) from error
-        return {
+        made = {
             name: as_bytes(array) if array.dtype.hasobject else array
             for name, array in zip(wanted, found, strict=True)
         }
+        check_states(self._states, made, self._config)
+        return made
 
     def _run_values(self, feed: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:
         """Run a model with BF16 tensors, for which numpy has no type."""

@@ -14,7 +14,7 @@ import numpy as np
 import openvino
 
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
-from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text
+from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text, check_states, states_of
 from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
@@ -89,6 +89,7 @@ class OpenVinoBackend:
             ) from error
         self._bf16 = frozenset(spec.name for spec in loaded.inputs if spec.datatype is Datatype.BF16)
         self._answers = answers(config, self._outputs)
+        self._config, self._states = config, states_of(config)
         return loaded
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
@@ -111,7 +112,9 @@ class OpenVinoBackend:
             request.infer()
         except Exception as error:  # the library raises RuntimeError, ValueError and exceptions of its own
             raise RuntimeError(_error_text(error)) from error
-        return {name: _array(request.get_output_tensor(self._places[name])) for name in wanted}
+        made = {name: _array(request.get_output_tensor(self._places[name])) for name in wanted}
+        check_states(self._states, made, self._config)
+        return made
 
     def _tensor(self, name: str, array: Array) -> Any:
         """A tensor over the array's memory where possible: not if it is read-only, or of a type that numpy does not

@@ -22,7 +22,7 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from forebay.core.serving.config import VARIABLE, Datatype, InstanceKind, ModelConfig, TensorSpec
-from forebay.engines.tensor.arrays import as_bytes, as_text, joined, mismatch
+from forebay.engines.tensor.arrays import as_bytes, as_text, joined, made_by, mismatch
 from forebay.engines.tensor.batch import FAILURES
 from forebay.engines.tensor.gpus import memory_fraction, on_gpu
 from forebay.engines.tensor.protocol import (
@@ -98,10 +98,9 @@ class TorchBackend:
         except Exception as error:  # the library raises RuntimeError, ValueError, KeyError and exceptions of its own
             raise BackendFailed(f"model '{config.name}': {file.name} cannot be loaded: {_first(error)}") from error
         self._config = config
-        self._outputs = {spec.name: spec for spec in config.outputs}
+        self._made = made_by(config)
         self._scattered = config.scattered
-        self._states = {state.output: state for state in (config.sequences.states if config.sequences else ())}
-        self._answers = (*self._outputs, *self._states)
+        self._answers = tuple(self._made)
         self._bf16 = config.bf16_inputs
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # streams of instances do not wait for the one that has copied the weights
@@ -162,7 +161,7 @@ class TorchBackend:
             count = sum(1 for each in found if isinstance(each, int))
             raise ValueError(f"output '{name}' is not among the {count} that the model has returned")
         array = _array(found[place])
-        spec = self._outputs.get(name) if name not in self._scattered else None
+        spec = self._made.get(name) if name not in self._scattered else None
         problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
         if problem:
             raise ValueError(problem)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from forebay.core.serving.config import Datatype, ModelConfig
-from forebay.engines.tensor.arrays import DATATYPES, mismatch
+from forebay.engines.tensor.arrays import DATATYPES, made_by, mismatch
 from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import (
     Array,
@@ -97,7 +97,7 @@ class PythonBackend:
         for index, request in enumerate(requests):
             sender = InferenceResponseSender(
                 request, index, emit,
-                decoupled=decoupled, names=self._names, check=self._checked, reaper=self._reaper,
+                decoupled=decoupled, names=tuple(self._made), check=self._checked, reaper=self._reaper,
             )  # fmt: skip
             senders.append(sender)
             inputs = [Tensor.of(name, array, self._datatype(name, array)) for name, array in request.inputs.items()]
@@ -135,9 +135,7 @@ class PythonBackend:
 
     def _configure(self, config: ModelConfig, instance: int) -> None:
         self._config = config
-        self._outputs = {spec.name: spec for spec in config.outputs}
-        states = config.sequences.states if config.sequences else ()
-        self._names = (*self._outputs, *(state.output for state in states))
+        self._made = made_by(config)
         self._iterative = config.sequences is not None and config.sequences.iterative
         """Rescheduled requests are reported when `execute` ends."""
         self._bf16 = config.bf16_inputs
@@ -186,7 +184,7 @@ class PythonBackend:
     def _checked(self, response: Response) -> Response:
         """The response, or an error if it contradicts the configuration."""
         for name, array in response.outputs.items():
-            spec = self._outputs.get(name)
+            spec = self._made.get(name)
             problem = mismatch(spec, array, self._config.name, self._config.max_batch > 0) if spec else ""
             if problem:
                 return Response(error=problem)
