@@ -254,6 +254,10 @@ def test_slot_of_an_expired_sequence_goes_to_a_waiting_one(tmp_path: Path, strat
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
             assert await send(server, 50, 1, sequence_start=True) == 1
+            late = server.ask(
+                "m", tensor("IN", [[7.0]]), id="a", sequence_id=98, sequence_start=True, timeout_us=1000
+            )
+            assert (await late.error()).text == "timeout of the corresponding sequence has been expired"
             waiting = server.ask("m", tensor("IN", [[7.0]]), sequence_id=99, sequence_start=True, sequence_end=True)
             assert numbers(await waiting.one()) == [[7.0]]
             with pytest.raises(Refused, match="must specify the START flag"):

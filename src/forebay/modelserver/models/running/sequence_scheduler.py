@@ -136,7 +136,8 @@ class SequenceScheduler:
         now = monotonic()
         self._note_lost(now)
         # before instances are polled: a sequence that expires here may free its slot for a waiting one
-        self._fail(self._sequencer.expire(now), BACKLOG_EXPIRED, Reason.REJECTED)
+        for call in self._sequencer.expire(now):  # as in Triton, no request id before the text
+            self._executor.fail(call, Refused(Kind.UNAVAILABLE, BACKLOG_EXPIRED), Reason.REJECTED)
         times = []
         for instance in self._executor.idle():
             verdict = self._sequencer.poll(instance, now)
@@ -236,9 +237,9 @@ class SequenceScheduler:
                     state[declared.input] = tensor.copied().named(declared.input)
             row.life.state = state
 
-    def _fail(self, calls: list[Call], text: str, reason: Reason = Reason.OTHER) -> None:
+    def _fail(self, calls: list[Call], text: str) -> None:
         for call in calls:
-            self._executor.fail(call, Refused(Kind.UNAVAILABLE, prefix(call.request.id) + text), reason)
+            self._executor.fail(call, Refused(Kind.UNAVAILABLE, prefix(call.request.id) + text), Reason.OTHER)
 
 
 def _check_controls(batching: SequenceBatching) -> None:
