@@ -237,6 +237,42 @@ def test_reshaped_inputs_are_compared_after_reshape(tmp_path: Path) -> None:
     completed(tmp_path, WHOLE.replace("dims: [ 3, 224, 224 ]", reshaped), BATCHING)
 
 
+SEQUENCES = """
+    max_batch_size: 8
+    sequence_batching {
+        control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+        control_input { name: "id" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+        state { input_name: "was" output_name: "is" data_type: TYPE_FP32 dims: [ 2 ] }
+    }
+"""
+FED = {
+    "START": Datatype.INT32, "id": Datatype.UINT64, "was": Datatype.FP32, "x": Datatype.FP32, "is": Datatype.FP32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, []),
+        ({"START": Datatype.BOOL}, ["control_input[0]: found TYPE_INT32 for 'START'; the model has TYPE_BOOL"]),
+        ({"id": None}, ["control_input[1].name: found 'id'; the model's inputs are ['START', 'was', 'x']"]),
+        ({"is": Datatype.FP64}, ["state[0]: found TYPE_FP32 for 'is'; the model has TYPE_FP64"]),
+        ({"is": None}, ["state[0].output_name: found 'is'; the model's outputs are ['y']"]),
+    ],
+)
+def test_controls_and_states_are_compared_with_the_file(
+    tmp_path: Path, changed: dict[str, Datatype | None], expected: list[str]
+) -> None:
+    specs = {name: TensorSpec(name, kind, (-1, 2)) for name, kind in (FED | changed).items() if kind is not None}
+    made = [specs.pop("is")] if "is" in specs else []
+    loaded = Loaded(tuple(specs.values()), (TensorSpec("y", Datatype.FP32, (-1, 2)), *made))
+
+    if expected:
+        assert refusals(tmp_path, SEQUENCES, loaded) == [f"sequence_batching.{problem}" for problem in expected]
+    else:
+        assert [spec.name for spec in completed(tmp_path, SEQUENCES, loaded).config.inputs] == ["x"]
+
+
 RAGGED = """
     max_batch_size: 8
     input { name: "x" data_type: TYPE_FP32 dims: [ 9, -1 ] allow_ragged_batch: true }

@@ -29,6 +29,7 @@ def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -
         _from_model(message, loaded.config)
     elif loaded.inputs or loaded.outputs:
         _from_file(message, loaded, problems, rules)
+        _sequence_tensors(described.config, loaded, problems)
     elif message.backend == "pytorch" and not (message.input and message.output):
         problems.add("input", "must be given, and output too: the file does not name its tensors")
     normalise(message)
@@ -97,6 +98,28 @@ def _made(message: Message, loaded: Loaded, problems: Problems) -> set[str]:
                 text = f"found {found} for '{name}'; the model has {TYPE_NAMES[spec.datatype]}"
                 problems.add(f"batch_input[{index}].data_type", text)
     return names
+
+
+def _sequence_tensors(config: ModelConfig, loaded: Loaded, problems: Problems) -> None:
+    """Controls and states, which the server feeds itself: the model must have them, of that datatype."""
+    if config.sequences is None:
+        return
+    inputs = {spec.name: spec for spec in loaded.inputs}
+    outputs = {spec.name: spec for spec in loaded.outputs}
+    named = [
+        (f"control_input[{index}]", "name", control.tensor, control.datatype, "input", inputs)
+        for index, control in enumerate(config.sequences.controls)
+    ]
+    for index, state in enumerate(config.sequences.states):
+        named.append((f"state[{index}]", "input_name", state.input, state.datatype, "input", inputs))
+        named.append((f"state[{index}]", "output_name", state.output, state.datatype, "output", outputs))
+    for where, field, name, datatype, kind, specs in named:
+        path, spec = f"sequence_batching.{where}", specs.get(name)
+        if spec is not None and spec.datatype != datatype:
+            text = f"found {TYPE_NAMES[datatype]} for '{name}'; the model has {TYPE_NAMES[spec.datatype]}"
+            problems.add(path, text)
+        elif spec is None and config.backend != "pytorch":  # whose programs may take what they do not name
+            problems.add(f"{path}.{field}", f"found {name!r}; the model's {kind}s are {sorted(specs)}")
 
 
 def _batches(message: Message, loaded: Loaded, problems: Problems, max_batch_default: int) -> None:
