@@ -297,11 +297,11 @@ def test_shadow_and_ab_rollouts_change_no_target(tmp_path: Path) -> None:
         (RolloutRequest("nobody", "new", QUICK), "there is no model nobody; there is: chat", "model"),
         (RolloutRequest("chat", "unheard", QUICK), "there is no such revision", "revision"),
         (RolloutRequest("chat", "old", QUICK), "serves r-.* already", "revision"),
-        (RolloutRequest("chat", "new", replace(QUICK, steps=())), "at least one for a canary", "course"),
+        (RolloutRequest("chat", "new", replace(QUICK, steps=())), "at least one for a canary", "plan"),
         (
             RolloutRequest("chat", "new", replace(QUICK, steps=(Step(0.05, 60.0),))),
             "cannot reach a verdict in its time",
-            "course",
+            "plan",
         ),
     ],
 )
@@ -324,8 +324,9 @@ def test_invalid_deploy_request_names_the_parameter(
 
 def test_unreadable_golden_set_is_rejected_at_deploy(tmp_path: Path) -> None:
     async def story(rig: Rig) -> None:
-        with pytest.raises(DeployRefused, match=r"gone\.jsonl: it cannot be read"):
+        with pytest.raises(DeployRefused, match=r"gone\.jsonl: it cannot be read") as caught:
             await rig.deploy()
+        assert caught.value.param is None, "the golden set is in the cluster file, not in the request"
 
     run_story(tmp_path, story, rollout={"golden": {"file": str(tmp_path / "gone.jsonl")}})
 

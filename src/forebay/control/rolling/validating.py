@@ -31,7 +31,7 @@ async def new_rollout(
         raise DeployRefused(f"rollout {last.rollout.id} of {request.model} is under way; abort it first")
     wrong = "; ".join(problems(request.course))
     if wrong:
-        raise DeployRefused(wrong, "course")
+        raise DeployRefused(wrong, "plan")
     served = deployed(model, target, last)
     revision = request.revision
     if revision != model.routes.revision:
@@ -40,7 +40,7 @@ async def new_rollout(
         raise DeployRefused(f"{request.model} serves {revision} already", "revision")
     wrong = "; ".join(await run(lambda: golden_problems(model.rollout)))
     if wrong:
-        raise DeployRefused(wrong, "course")
+        raise DeployRefused(wrong)
     rules = rules_of(model.routes.task, model.rollout, request.course.kind)
     rollout = Rollout("", request.model, served.stable, revision, request.course, 0.0)
     asks = wanted(rollout, ModelObservation(len(model.slots), None, None))
@@ -55,4 +55,4 @@ async def check_plan(
     known = last.counted.state if last is not None else None
     why_not = undecided(row.rules, row.rollout.course, Pace(requests_per_s, golden), known)
     if why_not is not None:
-        raise DeployRefused(f"the plan cannot reach a verdict in its time, {why_not}", "course")
+        raise DeployRefused(f"the plan cannot reach a verdict in its time, {why_not}", "plan")

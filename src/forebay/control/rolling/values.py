@@ -10,7 +10,7 @@ from forebay.core.rollout import Effect, Verdict
 
 
 class DeployRefused(Exception):  # noqa: N818 - an answer, not a mistake
-    """A rollout request was rejected. `param` names what is wrong: `model`, `revision`, `course`, `id`."""
+    """A rollout request was rejected. `param` names what is wrong: `model`, `revision`, `plan`, `id`."""
 
     def __init__(self, text: str, param: str | None = None) -> None:
         super().__init__(text)
