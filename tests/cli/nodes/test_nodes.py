@@ -11,7 +11,7 @@ from tests.cli.deploy.test_commands import Api, api, refused, run
 from forebay.cli.nodes import view, work
 from forebay.control.api.documents import NodeDocuments
 from forebay.control.health.documents import DeviceStanding, NodeStanding
-from forebay.control.placing.rows import PlacedNode, PlacedReplica
+from forebay.control.placing.rows import PlacedDevice, PlacedNode, PlacedReplica
 
 __all__ = ["api"]
 GPU = DeviceStanding(
@@ -81,6 +81,19 @@ def test_every_device_is_shown_with_its_problem_and_remedy() -> None:
     ):
         assert words in text, text
     assert "replicas: none" in shown(DRAINED)
+
+
+def test_gpus_without_readings_are_shown_with_their_replicas() -> None:
+    declared = tuple(PlacedDevice(id, "GPU 0", "H100", "", 80 * 1024**3, 0, 0, "") for id in ("GPU-a", "GPU-x"))
+    replica = replace(PLACED.replicas[0], devices=("GPU-x",))
+    placed = replace(PLACED, devices=declared, replicas=(replica,))
+    console = Console(width=200, force_terminal=False)
+    for node, count in ((NODE, 1), (replace(NODE, devices=()), 2)):
+        with console.capture() as capture:
+            console.print(view.block(node, placed))
+        assert capture.get().count("no readings") == count
+        row = next(line for line in capture.get().splitlines() if "GPU-x" in line)
+        assert row.split() == ["GPU-x", "no", "readings", "H100", "?/80.0", "GiB", *"?????", "chat-0"]
 
 
 def test_nodes_are_shown_as_table_or_json(api: Api) -> None:

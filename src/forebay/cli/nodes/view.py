@@ -11,7 +11,7 @@ from forebay.cli.deploy.view import time
 from forebay.cli.view.table import table
 from forebay.control.api.documents import NodeDocuments
 from forebay.control.health.documents import DeviceStanding, NodeStanding
-from forebay.control.placing.rows import PlacedNode
+from forebay.control.placing.rows import PlacedDevice, PlacedNode
 
 NODES = {"serving": "green", "draining": "yellow", "drained": "yellow"}
 DEVICES = {
@@ -59,11 +59,28 @@ def _lines(node: NodeStanding, placed: PlacedNode | None) -> Iterator[Renderable
     for replica in placed.replicas if placed else ():
         if replica.why:
             yield _indented(Text(f"{replica.slot} should be elsewhere: {replica.why}", "yellow"))
-    if node.devices:
-        yield _indented(_devices(node.devices))
+    unread = _unread(node, placed)
+    if node.devices or unread:
+        shown = _devices(node.devices)
+        for device, replicas in unread:
+            memory = f"?/{_gib(device.memory_bytes)} GiB"
+            shown.add_row(device.id, "no readings", device.profile or device.kind, memory, *"?????", replicas or "-")
+        yield _indented(shown)
         for device in node.devices:
             if device.why and device.state != "healthy":
                 yield _indented(Text(f"{device.device}: {_reason(node.name, device)}", DEVICES.get(device.state, "")))
+
+
+def _unread(node: NodeStanding, placed: PlacedNode | None) -> list[tuple[PlacedDevice, str]]:
+    """The GPUs of the cluster file that no source has read, with the replicas on each."""
+    if placed is None:
+        return []
+    read = {device.device for device in node.devices}
+    return [
+        (device, ", ".join(replica.slot for replica in placed.replicas if device.id in replica.devices))
+        for device in placed.devices
+        if device.id not in read
+    ]
 
 
 def _room(placed: PlacedNode) -> str:
