@@ -1,11 +1,23 @@
-"""Traces of ensembles: each step has a trace of its own with the ensemble's as its parent."""
+"""Traces of ensembles and decoupled models: each step has a trace of its own with the ensemble's as its parent."""
 
 import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
-from tests.modelserver.models.rig import IO, LOG, SAME, PendingRequest, config, ensemble, serving, tensor, write
+import pytest
+from tests.modelserver.models.rig import (
+    IO,
+    LOG,
+    SAME,
+    PendingRequest,
+    config,
+    ensemble,
+    numbers,
+    serving,
+    tensor,
+    write,
+)
 
 from forebay.core.serving.values import InferRequest
 from forebay.modelserver.telemetry.latencies import Latencies
@@ -60,3 +72,50 @@ def test_ensemble_steps_are_traced_with_their_parent(tmp_path: Path) -> None:
             assert around["REQUEST_START"] <= own["REQUEST_START"] <= own["REQUEST_END"] <= around["REQUEST_END"]
     shown: list[Any] = [(each["id"], each["tensor"]["data"]) for each in found if "tensor" in each]
     assert shown[:4] == [(1, "1.5"), (1, "1.5"), (2, "1.5"), (2, "1.5")]
+
+
+WITHIN = """
+    def execute(self, requests):
+        for request in requests:
+            self.send(request)
+
+    def send(self, request):
+        sender = request.get_response_sender()
+        sender.send(give(get(request)))
+        time.sleep(0.05)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+IN_A_THREAD = "import threading; threading.Thread(target=self.send, args=(request,)).start()"
+AFTERWARDS = WITHIN.replace("self.send(request)", IN_A_THREAD, 1)
+
+
+@pytest.mark.parametrize("source", [WITHIN, AFTERWARDS])
+def test_decoupled_request_computes_from_its_execution_to_its_last_response(tmp_path: Path, source: str) -> None:
+    decoupled = config("model_transaction_policy { decoupled: true }", dims="1")
+    root = write(tmp_path / "r", "m", decoupled, source)
+    file = tmp_path / "trace"
+    latencies = Latencies(summaries=True)
+
+    async def main() -> None:
+        async with serving(root, startup=("*",)) as server:
+            files = TraceFiles(LOG)
+            traces = TraceSettings(Tracing(("TIMESTAMPS",), 1, file=str(file)), files.retire)
+            models = ObservedModels(
+                server.itself, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=latencies
+            )
+            asked = PendingRequest()
+            models.infer(InferRequest("m", "", "7", (tensor("IN", [[1.5]]),)), asked.on_response)
+            assert numbers(await asked.one()) == [[1.5]]
+            await files.flush(traces, last=True)
+
+    asyncio.run(main())
+    phases = latencies.known["m", "1"].phases
+    assert phases["compute_infer"].sum_us >= 50_000
+    assert phases["queue"].sum_us <= phases["request"].sum_us - 50_000
+    (stamped,) = [each["timestamps"] for each in json.loads(file.read_bytes()) if "timestamps" in each]
+    assert [each["name"] for each in stamped] == [
+        "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+        "REQUEST_END",
+    ]  # fmt: skip
+    times = [each["ns"] for each in stamped]
+    assert times == sorted(times)

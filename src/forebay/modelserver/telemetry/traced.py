@@ -82,10 +82,6 @@ class Traced(Protocol):
         """None: it was rejected at once."""
 
     @property
-    def first_ns(self) -> int:
-        """Time of the first response; 0: none came."""
-
-    @property
     def tensors(self) -> Sequence[TracedTensor]:
         """Traced tensors."""
 
@@ -168,8 +164,7 @@ def _times(number: int, stamps: Stamps) -> dict[str, Any]:
 
 
 def _stamps(call: Call, seen: Traced, end_ns: int) -> Stamps:
-    computed_ns = seen.first_ns or end_ns
-    output_ns = computed_ns - call.spent.output_ns
+    output_ns = end_ns - call.spent.output_ns
     input_ns = output_ns - call.spent.infer_ns
     stamps = [
         ("REQUEST_START", call.started_ns),
@@ -177,7 +172,7 @@ def _stamps(call: Call, seen: Traced, end_ns: int) -> Stamps:
         ("COMPUTE_START", input_ns - call.spent.input_ns),
         ("COMPUTE_INPUT_END", input_ns),
         ("COMPUTE_OUTPUT_START", output_ns),
-        ("COMPUTE_END", computed_ns),
+        ("COMPUTE_END", end_ns),
         ("REQUEST_END", end_ns),
     ]
     if seen.steps or not any(call.spent):  # an ensemble, or rejected, cancelled, or answered from the cache

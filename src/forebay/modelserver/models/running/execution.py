@@ -242,6 +242,9 @@ class Executor:
             answer = Answer(error=Refused(Kind.INTERNAL, problem))
         if self._decoupled:
             self._counts.response(call.responses, started_ns, monotonic_ns(), _outcome(call, answer))
+        if final:  # which may be long before or after the end of its execution
+            known_ns = call.spent.input_ns + call.spent.output_ns
+            call.spent = call.spent._replace(infer_ns=max(0, monotonic_ns() - started_ns - known_ns))
         self._deliver(call, None if answer is None else self.response(call, answer), final)
 
     def _shape_problem(self, call: Call, answer: Answer) -> str:
