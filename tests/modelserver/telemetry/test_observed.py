@@ -41,7 +41,7 @@ pytestmark = pytest.mark.interpreted
 
 
 class TimedModels(FakeModels):
-    """Models whose requests report compute times of 1, 2 and 3 ms."""
+    """Models whose requests report compute times of 1, 2 and 3 ms; those of `cached` are answered from the cache."""
 
     def infer(self, request: InferRequest, on_response: OnResponse) -> Any:
         if request.model == "none":
@@ -49,7 +49,8 @@ class TimedModels(FakeModels):
         call = Call(request, Checked(1, (), request.inputs, (), 0), on_response)
         if request.model == "slow":
             return call
-        call.spent = Spent(1_000_000, 2_000_000, 3_000_000)
+        if request.model != "cached":
+            call.spent = Spent(1_000_000, 2_000_000, 3_000_000)
         loop = asyncio.get_running_loop()
         outputs = (Tensor("OUT", Datatype.BYTES, (1,), b"\1\0\0\0a"),)
         loop.call_soon(call.respond, InferResponse(request.model, "1", request.id, outputs), False)
@@ -364,6 +365,15 @@ def test_metrics_have_triton_names_and_forebay_names() -> None:
         assert (
             samples(ServerMetrics(models, latencies))["nv_inference_first_response_histogram_ms_count", "words"] == 1
         )
+
+    run(main())
+
+
+def test_answers_from_the_cache_are_not_in_summaries_of_compute_times() -> None:
+    async def main() -> None:
+        models, _, _, latencies = observed_models(TimedModels(), summaries=True)
+        await ask(models, infer_request("cached"))
+        assert list(latencies.known["cached", "1"].phases) == ["request", "queue"]
 
     run(main())
 

@@ -80,7 +80,8 @@ class Latencies:
         if self._summaries:
             spent = call.spent
             queue_ns = max(0, end_ns - sum(spent) - call.queued_ns)
-            for phase, ns in zip(PHASES, (took_ns, queue_ns, *spent), strict=True):
+            computed = spent if any(spent) else ()  # an answer from the cache is no computation of 0 s
+            for phase, ns in zip(PHASES, (took_ns, queue_ns, *computed), strict=False):
                 latency.phases.setdefault(phase, Summary()).observe(ns)
 
     def watch_first_responses(self, model: str, version: str, buckets_ms: Sequence[float]) -> None:
