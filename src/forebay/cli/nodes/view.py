@@ -62,9 +62,11 @@ def _lines(node: NodeStanding, placed: PlacedNode | None) -> Iterator[Renderable
     unread = _unread(node, placed)
     if node.devices or unread:
         shown = _devices(node.devices)
-        for device, replicas in unread:
-            memory = f"?/{_gib(device.memory_bytes)} GiB"
-            shown.add_row(device.id, "no readings", device.profile or device.kind, memory, *"?????", replicas or "-")
+        for declared, replicas in unread:
+            memory = f"?/{_gib(declared.memory_bytes)} GiB"
+            shown.add_row(
+                declared.id, "no readings", declared.profile or declared.kind, memory, *"?????", replicas or "-"
+            )
         yield _indented(shown)
         for device in node.devices:
             if device.why and device.state != "healthy":
