@@ -1,11 +1,13 @@
-"""What streams need of a model to drop frames: its concurrency, and where drops are counted."""
+"""What streams need of a model to drop frames: its concurrency, and where drops are counted; and late requests."""
 
 import asyncio
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, write
 
+from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import InferRequest
 
 pytestmark = pytest.mark.slow
@@ -42,5 +44,19 @@ def test_dropped_request_counts_as_rejected(tmp_path: Path) -> None:
                 server.dropped(InferRequest(name, "", "", (tensor("IN", [[1.0]]),)))
             (counts,) = server.statistics("one", "")
             assert (counts.fail.count, counts.failures["REJECTED"], counts.success.count) == (1, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_request_whose_deadline_has_passed_is_rejected_by_the_first_step_of_an_ensemble(tmp_path: Path) -> None:
+    write(tmp_path, "one", config())
+    steps = [("one", {"IN": "IN"}, {"OUT": "a"}), ("one", {"IN": "a"}, {"OUT": "OUT"})]
+    ensemble(tmp_path, "both", steps, f"max_batch_size: 8 {IO.format(dims='-1')}")
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("both",)) as server, asyncio.timeout(60):
+            late = await server.ask("both", tensor("IN", [[1.0]]), deadline=monotonic() - 1.0).error()
+            assert late.kind is Kind.DEADLINE_EXCEEDED
+            assert await server.numbers("both", tensor("IN", [[1.0]])) == [[1.0]]
 
     asyncio.run(main())
