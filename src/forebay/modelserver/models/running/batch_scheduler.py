@@ -48,6 +48,8 @@ class BatchScheduler:
         has_policy = self._by_timeout or (config.batching is not None and config.batching.has_policy)
         self._full = inf if has_policy else config.max_batch if self._batches else 1
         """Number of queued requests from which on they gain nothing by waiting in the queue."""
+        self._at_once = not (self._batches or has_policy)
+        """Whether a request may start within `submit`: nothing can join it, or end it at once."""
         executor.on_free = self._on_free
         executor.on_not_started = self._requeue
 
@@ -64,10 +66,10 @@ class BatchScheduler:
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused` if the queue is full."""
         offer(self._batcher, call, self._deadline(call) if call.request.deadline or self._by_timeout else None)
-        if self._batches:
-            self.wake()  # requests being read from other connections right now may still join the batch
-        else:
+        if self._at_once and not call.request.deadline:
             self._pump()
+        else:
+            self.wake()  # requests being read just now may join the batch; one that is too late is answered later
 
     def cancel(self, call: Call) -> None:
         """Cancel a request."""

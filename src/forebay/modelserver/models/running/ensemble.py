@@ -250,9 +250,7 @@ class _Request:
     def on_response(self, run: _Run, response: InferResponse | None, final: bool) -> None:
         """A response of a step."""
         call = run.call
-        if call is None:  # an error while `infer` runs, such as a deadline that has passed
-            self._owner.loop.call_soon(self._on_early, run, response, final)
-            return
+        assert call is not None, "responses come after `infer` has returned"
         if call.watch is not None:
             call.watch.on_step_response(response, final)
         outputs: dict[str, _Value] | None = None
@@ -271,10 +269,6 @@ class _Request:
             )
             self._leave(run)
         self._proceed(self._flow.result(run.number, outputs, final=final), Kind.INTERNAL)
-
-    def _on_early(self, run: _Run, response: InferResponse | None, final: bool) -> None:
-        if self._runs.get(run.number) is run:  # else the request was abandoned meanwhile
-            self.on_response(run, response, final)
 
     def _failed(self, run: _Run, refused: Refused) -> None:
         self._leave(run)
