@@ -232,6 +232,8 @@ class WatchedScheduler(Scheduler):
         narrow = relay.band is Band.BATCH or relay.revision  # others may have no use for what was freed just now
         if narrow and relay.served in self.unsettled:
             waits = False
+        if relay.chosen is not None and relay.chosen.before and relay.chosen.before[0] not in self.served:
+            waits = False  # a fallback model has refused it, and its own model has been removed
         if code in SHED and waits and now < relay.ticket.deadline and relay.retries < RETRIES_MAX:
             assert not isinstance(self.choose(relay), Route), f"{code}, though there is a place for it"
         super().end_request(relay, code, status, now)
