@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.modelserver.models.rig import (
     numbers,
     serving,
     tensor,
+    until,
     write,
 )
 
@@ -82,7 +84,8 @@ WITHIN = """
     def send(self, request):
         sender = request.get_response_sender()
         sender.send(give(get(request)))
-        time.sleep(0.05)
+        while not Path({gate!r}).exists():
+            time.sleep(0.001)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 IN_A_THREAD = "import threading; threading.Thread(target=self.send, args=(request,)).start()"
@@ -92,26 +95,32 @@ AFTERWARDS = WITHIN.replace("self.send(request)", IN_A_THREAD, 1)
 @pytest.mark.parametrize("source", [WITHIN, AFTERWARDS])
 def test_decoupled_request_computes_from_its_execution_to_its_last_response(tmp_path: Path, source: str) -> None:
     decoupled = config("model_transaction_policy { decoupled: true }", dims="1")
-    root = write(tmp_path / "r", "m", decoupled, source)
-    file = tmp_path / "trace"
+    file, gate = tmp_path / "trace", tmp_path / "gate"
+    root = write(tmp_path / "r", "m", decoupled, source.format(gate=str(gate)))
     latencies = Latencies(summaries=True)
 
-    async def main() -> None:
+    async def main() -> float:
         async with serving(root, startup=("*",)) as server:
             files = TraceFiles(LOG)
             traces = TraceSettings(Tracing(("TIMESTAMPS",), 1, file=str(file)), files.retire)
             models = ObservedModels(
                 server.itself, traces=traces, files=files, logs=LogSettings(), log=LOG, latencies=latencies
             )
-            asked = PendingRequest()
+            asked, sent = PendingRequest(), monotonic()
             models.infer(InferRequest("m", "", "7", (tensor("IN", [[1.5]]),)), asked.on_response)
+            await until("the first response", lambda: asked.responses)
+            came = monotonic()
+            await until("more time after it than before", lambda: monotonic() - came > came - sent)
+            held_us = (monotonic() - came) * 1e6
+            gate.touch()
             assert numbers(await asked.one()) == [[1.5]]
             await files.flush(traces, last=True)
+            return held_us
 
-    asyncio.run(main())
+    held_us = asyncio.run(main())
     phases = latencies.known["m", "1"].phases
-    assert phases["compute_infer"].sum_us >= 50_000
-    assert phases["queue"].sum_us <= phases["request"].sum_us - 50_000
+    assert phases["compute_infer"].sum_us >= held_us
+    assert phases["queue"].sum_us <= phases["request"].sum_us - held_us
     (stamped,) = [each["timestamps"] for each in json.loads(file.read_bytes()) if "timestamps" in each]
     assert [each["name"] for each in stamped] == [
         "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",

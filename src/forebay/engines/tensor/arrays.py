@@ -76,7 +76,8 @@ def states_of(config: ModelConfig) -> dict[str, TensorSpec]:
 
 def made_by(config: ModelConfig) -> dict[str, TensorSpec]:
     """What a model makes, by name: its outputs, and the states of its sequences."""
-    return states_of(config) | {spec.name: spec for spec in config.outputs}
+    outputs = {spec.name: spec for spec in config.outputs}
+    return outputs | states_of(config) | outputs  # an output that is a state as well has the output's dims
 
 
 def check_states(states: Mapping[str, TensorSpec], arrays: Mapping[str, Array], config: ModelConfig) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from forebay.core.serving.config import ModelConfig
-from forebay.engines.tensor.arrays import joined
+from forebay.engines.tensor.arrays import joined, made_by
 from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack, failed
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
@@ -43,9 +43,7 @@ def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run, join:
 
 def answers(config: ModelConfig, found: Collection[str]) -> tuple[str, ...]:
     """Configured outputs, sequence states included; all outputs if none is configured."""
-    states = config.sequences.states if config.sequences else ()
-    named = (*(spec.name for spec in config.outputs), *(state.output for state in states))
-    return tuple(name for name in named if name in found) or tuple(found)
+    return tuple(name for name in made_by(config) if name in found) or tuple(found)
 
 
 def unknown(request: Request, outputs: Sequence[str]) -> str:
