@@ -8,8 +8,10 @@ thread; the load generator, in C, has core 1, unless `--cores` names another two
 gRPC: calls under way on a few connections) that the next batch is always there; that is the server's throughput.
 `open`: requests at 70 % of that server's own throughput, evenly spaced and on as many connections, latency counted
 from the instant each was due; so the faster server has the higher load. (On more connections that throughput is none
-it has: their state must fit into a core's cache. Who is late makes its callers wait, and that counts.) `as_PEER`, of
-ours only: as many requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request:
+it has: their state must fit into a core's cache. Who is late makes its callers wait, and that counts.) An open loop
+counts some thousands of requests, longer than the window where a model takes milliseconds: of a thousand, the 99th
+percentile is the tenth latest, and one pause of the machine makes ten late. `as_PEER`, of ours only: as many requests
+per second as that peer had. `cpu_us` is time by the kernel's own account for one request:
 other load on the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full
 batches in a loop, `bare_tuned` with the settings of Forebay's model processes. `socket` reads requests and writes
 answers of the right length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %,
@@ -60,6 +62,10 @@ BATCHES_UNDER_WAY: Final = 3
 GRPC_CONNECTIONS: Final = 4
 SHARE: Final = 0.7
 """Open loop: of the throughput that the closed one has found."""
+P99_REQUESTS: Final = 2500
+"""Open loop: counted at least, for a 99th percentile that one late batch does not decide,"""
+OPEN_MOST_S: Final = 12.0
+"""as long as that does not take longer than so."""
 WARMUP_S: Final = 1.0
 DUELS: Final = 3
 """Of each pair in a round."""
@@ -98,6 +104,7 @@ class Rig:
     window_s: float
     duels: int
     cores: Cores = CORES
+    open_most_s: float = OPEN_MOST_S
 
     @property
     def repository(self) -> Path:
@@ -130,6 +137,8 @@ class Rig:
         else:
             words = ["load", up.port, under_way, "unary", 0, 0, 0]
         window_s = window_s or self.window_s
+        if rate_per_s:
+            window_s = max(window_s, min(self.open_most_s, P99_REQUESTS / rate_per_s))
         command = [f"{self.folder}/{words[0]}", *map(str, [*words[1:], rate_per_s, WARMUP_S, window_s])]
         with started(command, self.cores.load, environ={"BENCH_REQUEST": str(request)}) as generator:
             assert generator.stdout is not None
@@ -409,7 +418,7 @@ def main() -> None:
             print(json.dumps(found["goals"], indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(Path(folder), window_s, duels, options.cores)
+        rig = Rig(Path(folder), window_s, duels, options.cores, window_s if options.quick else OPEN_MOST_S)
         for source in (REPO / "bench/gateway/load.c", HERE / "load_grpc.c"):
             subprocess.run(["gcc", "-O2", "-o", f"{folder}/{source.stem}", str(source), "-lm"], check=True)
         write(rig.repository)

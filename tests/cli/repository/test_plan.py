@@ -38,7 +38,7 @@ def test_plan_from_options(wish: ServerOptions) -> None:
             hang_timeout_secs=5, process_memory_limit="2G", http_max_bodies_size="1G",
             cache_config="local,size=1M", rate_limit="execution_count", rate_limit_resource=["R:2"],
             strict_model_config="true", allow_grpc="false",
-            host_policy=["n,cpu-cores=0-1", "n,numa-node=1", "g,gpus=MIG-1,MIG-2"],
+            host_policy=["n,cpu-cores=0-4095", "n,numa-node=0", "g,gpus=MIG-1,MIG-2"],
             backend_config=["x,y=z", "default-max-batch-size=9", "onnxruntime,default-max-batch-size=2"],
             exit_on_error="false",
             metrics_config=["summary_latencies=true", "summary_quantiles=0.5:0.05,0.999:0"],
@@ -54,7 +54,7 @@ def test_plan_from_options(wish: ServerOptions) -> None:
     assert (options.rules.auto_complete, options.rules.max_batch_default) == (False, 9)
     assert options.rules.max_batch_of == {"onnxruntime": 2}
     assert (plan.latencies.summaries, plan.latencies.quantiles) == (True, (0.5, 0.999))
-    assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == ((0, 1), 1)
+    assert (options.hosts["n"].cpus, options.hosts["n"].numa_node) == (tuple(range(4096)), 0)
     assert (options.hosts["g"].gpus, options.rules.gpus) == (("MIG-1", "MIG-2"), (0, 1))
     assert (plan.listen.http_port, plan.listen.grpc_port, plan.exit_on_error) == (8000, None, False)
     assert options.strings_max == 9
@@ -77,6 +77,8 @@ def test_plan_from_options(wish: ServerOptions) -> None:
         ({"rate_limit_resource": ["R"]}, "--rate-limit-resource: found 'R'; expected NAME:COUNT"),
         ({"host_policy": ["n,colour=red"]}, "--host-policy: found 'n,colour=red'"),
         ({"host_policy": ["n,cpu-cores=x"]}, "--host-policy: found 'x'; expected CPUs"),
+        ({"host_policy": ["n,cpu-cores=4095"]}, "--host-policy: found '4095'; this process may run on none of them"),
+        ({"host_policy": ["n,numa-node=4095"]}, "--host-policy: found '4095'; this machine has no such NUMA node"),
         ({"host_policy": ["n,cpu-cores=3-0"]}, "--host-policy: found '3-0'; expected CPUs below 4096"),
         ({"backend_config": ["default-max-batch-size=x"]}, "--backend-config: found 'x'; expected a whole number"),
         ({"backend_config": [",x=y"]}, "--backend-config: found ',x=y'; expected BACKEND,NAME=VALUE, or NAME=VALUE"),

@@ -1,21 +1,27 @@
 """Models that violate the contract of their task: no incomplete response may look complete."""
 
+import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from structlog.testing import capture_logs
 from tests.modelserver.tasks import rig as rigs
 from tests.modelserver.tasks.rig import BYTES, EMBED, F32, I32, document, one_response, rig, served
-from tests.net.rig import run
+from tests.net.rig import run, serving
 
+from forebay.core.model import Limits
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
 from forebay.core.task_tensors import CONTRACTS
+from forebay.modelserver.tasks.endpoint import TaskFront
 from forebay.modelserver.tasks.table import TASKS
 from forebay.modelserver.tasks.tensors import numbers, strings
+from forebay.net.exchange import Exchange
 
 TWO = {"/v1/embeddings": {"input": ["a", "b"]}, "/v1/rerank": {"query": "q", "documents": ["a", "b"]}}
 TWO["/v1/classify"] = {"input": ["a", "b"]}
@@ -137,6 +143,29 @@ def test_internal_error_has_the_request_id_in_response_and_log(monkeypatch: pyte
         run(main())
     [line] = [line for line in lines if line.get("request_id") == ids[0]]
     assert isinstance(line["exc_info"], ZeroDivisionError)
+
+
+def test_error_of_a_replica_has_one_request_id_which_is_that_of_the_log() -> None:
+    async def main() -> None:
+        front = TaskFront(rigs.TaskModels(), TASKS, structlog.get_logger())
+
+        def handle(exchange: Exchange) -> None:
+            exchange.extra += b"x-request-id: named\r\n"
+            front.handle(exchange)
+
+        async with serving(handle, Limits()) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            body = b'{"model":"picky","input":"INTERNAL"}'
+            head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head % len(body) + body)
+            answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert re.findall(rb"x-request-id: (\S+)", answer) == [b"named"]
+
+    with capture_logs() as lines:
+        run(main())
+    assert [line["request_id"] for line in lines if "request_id" in line] == ["named"]
 
 
 def test_task_outputs_match_their_contracts() -> None:

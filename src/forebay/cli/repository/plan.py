@@ -16,6 +16,7 @@ from forebay.core.model import TlsSpec
 from forebay.core.serving.limiter import Amount
 from forebay.engines.tensor.gpus import computing, visible
 from forebay.modelserver.http.options import FrontOptions
+from forebay.modelserver.models.life.machine import has_node
 from forebay.modelserver.models.options import Control, Options
 from forebay.modelserver.process.placement import Placement
 from forebay.modelserver.repository import Rules
@@ -296,12 +297,26 @@ def _host_policies(texts: Sequence[str]) -> dict[str, Placement]:
         found.setdefault(name, {})[key] = value
     return {
         name: Placement(
-            cpus=_read("--host-policy", cpus, settings["cpu-cores"]) if "cpu-cores" in settings else (),
-            numa_node=_read("--host-policy", _natural, settings["numa-node"]) if "numa-node" in settings else -1,
+            cpus=_read("--host-policy", _own_cpus, settings["cpu-cores"]) if "cpu-cores" in settings else (),
+            numa_node=_read("--host-policy", _numa_node, settings["numa-node"]) if "numa-node" in settings else -1,
             gpus=tuple(filter(None, settings.get("gpus", "").split(","))),
         )
         for name, settings in found.items()
     }
+
+
+def _own_cpus(text: str) -> tuple[int, ...]:
+    found, own = cpus(text), os.sched_getaffinity(0)
+    if not own.intersection(found):
+        raise ValueError(f"this process may run on none of them, only on {', '.join(map(str, sorted(own)))}")
+    return found
+
+
+def _numa_node(text: str) -> int:
+    node = _natural(text)
+    if not has_node(node):
+        raise ValueError("this machine has no such NUMA node")
+    return node
 
 
 def _name_pattern(text: str) -> re.Pattern[str]:

@@ -26,6 +26,8 @@ _NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?)(?:\[([0-9]{1,6})\])?: ")
 _INSIDE: Final = re.compile(r"(?:\[request id: [^]]*\] )?(?:in ensemble '[^']*', (?:step of model '[^']*': )?)*")
 """The protocol's prefixes of a model's own text: request id, ensemble and step."""
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_TOLD: Final = re.compile(rb"(?:^|\n)x-request-id: ([^\r]+)\r\n")
+"""Among the headers that every response of a replica has."""
 
 
 class Failure(Refusal):
@@ -92,13 +94,15 @@ def refuse(exchange: Exchange, refusal: Refusal, log: structlog.stdlib.BoundLogg
     if isinstance(refusal, Crowded):
         more.append((b"retry-after", b"%d" % refusal.retry_after_s))
     if row.status == 500:
-        more += id_headers(note(exchange, log, refusal))
+        id = note(exchange, log, refusal)
+        more += id_headers(id) if _TOLD.search(exchange.extra) is None else []
     exchange.respond(row.status, [http1.JSON, *more], error_body(refusal, exchange.path))
 
 
 def note(exchange: Exchange, log: structlog.stdlib.BoundLogger, refusal: Refusal) -> bytes:
-    """Log a failure. Returns the request id: the client's, or a new one."""
-    given = exchange.header(b"x-request-id") or b""
+    """Log a failure. Returns the request id: the one that the response has, the client's, or a new one."""
+    told = _TOLD.search(exchange.extra)
+    given = told[1] if told is not None else exchange.header(b"x-request-id") or b""
     id = given if _REQUEST_ID.fullmatch(given) else f"req-{random_hex(8)}".encode()
     reason = refusal.reason if isinstance(refusal, Failure) else ""
     facts = {"request_id": id.decode(), "path": exchange.path[:200]}
