@@ -334,12 +334,9 @@ class Sequencer(Generic[T]):
         """Whether the instance has been removed."""
         return instance not in self._lanes
 
-    def close(self) -> None:
-        """Reject new sequences: UNAVAILABLE, as Triton does while it stops."""
-        self._closed = True
-
     def end(self) -> list[T]:
-        """End everything: all queued requests are removed and returned, in the order of arrival.
+        """End everything: all queued requests are removed and returned, in the order of arrival, and new sequences
+        are rejected (UNAVAILABLE, as Triton does while it stops).
 
         `done` is not needed for current runs, but allowed.
         """
