@@ -25,9 +25,9 @@ def offer(
     now: float = 0.0,
     timeout_s: float = 0.0,
     shape: object = None,
-) -> bool:
+) -> None:
     """`a1` is of sequence `a`; `(a1` starts it and `a1)` ends it."""
-    return served.offer(
+    served.offer(
         item, item.strip("()")[0] if corrid is None else corrid, start=item.startswith("("), end=item.endswith(")"),
         rows=1, shape=shape, now=now, timeout_s=timeout_s,
     )  # fmt: skip
@@ -139,9 +139,7 @@ def test_sequence_backlog_gets_slots_in_order_with_all_its_requests(batching: Se
 @BOTH
 def test_run_rows_have_start_and_end_flags_and_each_start_begins_a_new_sequence(batching: SequenceBatching) -> None:
     served = sequencer(batching)
-    assert offer(served, "(a1") is False
-    assert offer(served, "(a2") is True
-    offer(served, "a3)")
+    offer_all(served, "(a1", "(a2", "a3)")
     rows: list[Row[str]] = []
     for _ in range(3):
         ran = run(served)

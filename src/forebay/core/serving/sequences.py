@@ -177,8 +177,8 @@ class Sequencer(Generic[T]):
     def offer(
         self, item: T, corrid: int | str, *, start: bool, end: bool, rows: int, shape: Hashable, now: float,
         timeout_s: float = 0.0,
-    ) -> bool:  # fmt: skip
-        """Queue a request. True: its START cuts short a running sequence with the same id, which is worth a log line.
+    ) -> None:  # fmt: skip
+        """Queue a request. Its START cuts short a running sequence with the same id.
 
         `rows` is the request's batch size; `shape` must be equal within a batch. `timeout_s` bounds the wait of its
         sequence for a slot (0: unlimited). Raises Refused with Triton's texts.
@@ -190,7 +190,6 @@ class Sequencer(Generic[T]):
             key, corrid, start, end = None, self._number, True, False
         self._check(key, start, rows)
         track = self._tracks.get(key) if key is not None else None
-        again = track is not None and start
         if track is None:
             track = _Track(key)
             if key is not None:
@@ -210,7 +209,6 @@ class Sequencer(Generic[T]):
             track.expires = now + timeout_s
             self._number += 1
             heappush(self._expiries, (track.expires, self._number, track))
-        return again
 
     def poll(self, instance: int, now: float) -> Run[T] | WaitUntil | Idle:
         """What a free instance runs next. A poll also marks an instance as back after `lost`."""
