@@ -1,5 +1,8 @@
 """Sequence batching."""
 
+import gc
+import weakref
+
 import pytest
 
 from forebay.core.serving.batcher import Idle, WaitUntil
@@ -351,6 +354,27 @@ def test_no_sequence_gets_a_slot_of_an_instance_that_is_not_back_yet(batching: S
     served.lost(0, 0.0)
     served.retire(0)
     assert served.retired(0)
+
+
+class _Held:
+    """The state of a sequence."""
+
+
+@BOTH
+def test_state_of_an_ended_sequence_is_not_kept_until_its_timeout(batching: SequenceBatching) -> None:
+    served = sequencer(batching, max_batch=1)
+    states = []
+    for number in range(500):
+        offer(served, f"(b{number})")
+        offer(served, f"(a{number})", timeout_s=1e9)
+        for _ in range(2):
+            ran = run(served)
+            assert ran.rows[0].life is not None
+            ran.rows[0].life.state = held = _Held()
+            states.append(weakref.ref(held))
+            served.done(ran, 0.0)
+    gc.collect()
+    assert sum(state() is not None for state in states) < 100
 
 
 @BOTH

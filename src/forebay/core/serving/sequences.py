@@ -29,6 +29,8 @@ ID_LENGTH_MAX: Final = 128
 BACKLOG_EXPIRED: Final = "timeout of the corresponding sequence has been expired"
 """Error text for requests returned by `Sequencer.expire` (UNAVAILABLE)."""
 
+EXPIRIES_PRUNED_MIN: Final = 64
+
 _INTEGERS: Final = {Datatype.UINT64, Datatype.INT64, Datatype.UINT32, Datatype.INT32}
 
 
@@ -208,6 +210,10 @@ class Sequencer(Generic[T]):
         elif timeout_s and now + timeout_s < track.expires:
             track.expires = now + timeout_s
             self._number += 1
+            if len(self._expiries) >= EXPIRIES_PRUNED_MIN + 2 * len(self._backlog):  # of sequences that have ended
+                kept = [each for each in self._expiries if each[2] in self._backlog and each[0] == each[2].expires]
+                heapify(kept)
+                self._expiries = kept
             heappush(self._expiries, (track.expires, self._number, track))
 
     def poll(self, instance: int, now: float) -> Run[T] | WaitUntil | Idle:
