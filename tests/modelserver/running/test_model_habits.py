@@ -1,12 +1,13 @@
-"""What Python models do to their process: forks, exit handlers, closed files; what cancelled requests are told."""
+"""What Python models do to their process: forks, exit handlers, closed files; requests that wait for an instance."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
-from tests.modelserver.models.rig import SAME, config, serving, tensor, until, write
+from tests.modelserver.models.rig import BATCH_SIZE, SAME, config, numbers, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind, Refused
+from forebay.core.serving.limiter import Amount
 
 pytestmark = pytest.mark.slow
 ONE = tensor("IN", [[1.0]])
@@ -233,5 +234,28 @@ def test_request_does_not_wait_for_a_busy_instance_when_another_is_free_sooner(t
             assert not slow.ended.is_set()
             gates[1].unlink()
             await slow.one()
+
+    asyncio.run(main())
+
+
+def test_idle_instances_of_a_model_keep_no_resources_when_its_requests_were_cancelled(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    group = 'instance_group {{ count: {} kind: KIND_CPU rate_limiter {{ resources {{ name: "R" count: {} }} }} }}'
+    write(root, "two", config(group.format(2, 1)))
+    write(root, "one", config(group.format(1, 2)), BATCH_SIZE.format(gate=str(gate)))
+
+    async def main() -> None:
+        async with serving(root, startup=("one", "two"), limited=True, amounts=(Amount("R", 2),)) as server:
+            limiter = server.itself._collection.find("two", -1)._resources._rate_limiter
+            gate.touch()
+            running = server.ask("one", ONE)
+            await until("it runs", lambda: limiter._granted)
+            cancelled = server.ask("two", ONE)
+            await until("both instances of the other wait", lambda: len(limiter._waiting) == 2)
+            assert cancelled.call is not None
+            cancelled.call.cancel()
+            late = server.ask("one", ONE)
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (running, late)] == [[[1.0]]] * 2
 
     asyncio.run(main())

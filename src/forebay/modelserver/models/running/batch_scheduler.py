@@ -117,10 +117,10 @@ class BatchScheduler:
         for instance in self._executor.idle() if not self._held else ():
             verdict = self._batcher.poll(now)
             if type(verdict) is not Batch:
-                self._executor.spare(instance)
                 at = verdict.at if type(verdict) is WaitUntil else None
                 break
             self._start(instance, verdict)
+        self._executor.spare_all()
         if len(self._batcher) >= self._full and not self._held:
             self._run_ahead(now)
         for call in self._batcher.expired(now):

@@ -149,6 +149,13 @@ class Executor:
         """Return an instance obtained from `idle` unused."""
         self._resources.give_back(instance)
 
+    def spare_all(self) -> None:
+        """Return all idle instances: there is nothing to run, also for those whose resources were granted later."""
+        if self._resources.scarce:
+            for instance in range(self._process.instances):
+                if not self._process.outstanding(instance):
+                    self._resources.give_back(instance)
+
     def run(
         self, instance: int, calls: Sequence[Call | None], works: Sequence[Work], rows: int, plan: object
     ) -> None:
