@@ -2,9 +2,21 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.modelserver.models.rig import BATCH_SIZE, SAME, config, numbers, serving, tensor, until, write
+from tests.modelserver.models.rig import (
+    BATCH_SIZE,
+    IO,
+    SAME,
+    config,
+    ensemble,
+    numbers,
+    serving,
+    tensor,
+    until,
+    write,
+)
 
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.limiter import Amount
@@ -246,7 +258,8 @@ def test_idle_instances_of_a_model_keep_no_resources_when_its_requests_were_canc
 
     async def main() -> None:
         async with serving(root, startup=("one", "two"), limited=True, amounts=(Amount("R", 2),)) as server:
-            limiter = server.itself._collection.find("two", -1)._resources._rate_limiter
+            version: Any = server.itself._collection.find("two", -1)
+            limiter = version._resources._rate_limiter
             gate.touch()
             running = server.ask("one", ONE)
             await until("it runs", lambda: limiter._granted)
@@ -257,5 +270,27 @@ def test_idle_instances_of_a_model_keep_no_resources_when_its_requests_were_canc
             late = server.ask("one", ONE)
             gate.unlink()
             assert [numbers(await each.one()) for each in (running, late)] == [[[1.0]]] * 2
+
+    asyncio.run(main())
+
+
+def test_many_requests_whose_step_rejects_them_once_their_turn_has_come_all_end(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    write(root, "m", config("dynamic_batching {}", dims="1"), BATCH_SIZE.format(gate=str(gate)))
+    whole = f"max_batch_size: 8 {IO.format(dims='-1')}"
+    ensemble(root, "one", [("m", {"IN": "IN"}, {"OUT": "OUT"})], whole, "max_inflight_requests: 1")
+
+    async def main() -> None:
+        async with serving(root, startup=("one",)) as server:
+            gate.touch()
+            running, *bad = (server.ask("one", tensor("IN", [[1.0] * size])) for size in (1, *[2] * 1000))
+            last = server.ask("one", ONE)
+            await until("it runs", lambda: server.itself._collection.find("m", -1).inflight)
+            assert bad[500].call is not None
+            bad[500].call.cancel()
+            gate.unlink()
+            assert [numbers(await each.one()) for each in (running, last)] == [[[1.0]]] * 2
+            del bad[500]
+            assert {(await each.error()).kind for each in bad} == {Kind.INVALID_ARGUMENT}
 
     asyncio.run(main())

@@ -118,6 +118,12 @@ class Ensemble:
             request.abandon()
             self.end(call, refused)
 
+    def follow(self, step: int) -> None:
+        """A run of the step ended: start the next one that waits for its in-flight slot."""
+        follower = self.gates.leave(step)
+        if follower is not None:  # deferred: it may end at once, have another one follow, and so on
+            self.loop.call_soon(follower.request.start, follower)
+
     def end(self, call: Call, refused: Refused | None = None, reason: Reason = Reason.OTHER) -> None:
         """Forget a finished request; with an error, fail it."""
         self._requests.pop(call, None)
@@ -160,6 +166,9 @@ class _Request:
 
     def start(self, run: _Run) -> None:
         """Run a step that the in-flight limit admits."""
+        if run.number not in self._runs:  # its request has ended meanwhile
+            self._owner.follow(run.step)
+            return
         step = self._owner.config.steps[run.step]
         model = self._owner.models.lookup(step.model, step.version)
         request = self._call.request
@@ -195,9 +204,7 @@ class _Request:
 
     def _start_again(self, run: _Run) -> None:
         """A reloaded step does not take what the others give: run the whole request again when all steps fit."""
-        self._leave(run)  # may start another run of this request, which then comes here first
-        if self._settle_until:
-            return
+        self._leave(run)
         request = self._call.request
         self._settle_until = min(monotonic() + SETTLE_S, request.deadline or inf)
         self.abandon()
@@ -275,12 +282,10 @@ class _Request:
         self._proceed(self._flow.fail(run.number, refused.text), refused.kind, refused.retry_after_s)
 
     def _leave(self, run: _Run) -> None:
-        """A step run ended: start the next one that waits for its in-flight slot."""
+        """A step run ended."""
         del self._runs[run.number]
         run.call = None  # it refers to this run: both would wait for the garbage collector, with their tensors
-        follower = self._owner.gates.leave(run.step)
-        if follower is not None:
-            follower.request.start(follower)
+        self._owner.follow(run.step)
 
     def _proceed(self, progress: Progress[_Value], kind: Kind, retry_after_s: int = 0) -> None:
         """Act on what a flow event triggered."""
