@@ -294,3 +294,26 @@ def test_many_requests_whose_step_rejects_them_once_their_turn_has_come_all_end(
             assert {(await each.error()).kind for each in bad} == {Kind.INVALID_ARGUMENT}
 
     asyncio.run(main())
+
+
+BACKWARDS = """
+    def execute(self, requests):
+        for request in reversed(requests):
+            sender = request.get_response_sender()
+            for number in range(10):
+                sender.send(give(np.full((1, 1 << 20), number, np.float32)))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_responses_that_wait_for_those_of_an_earlier_request_do_not_block_the_model(tmp_path: Path) -> None:
+    batches = "dynamic_batching { preserve_ordering: true max_queue_delay_microseconds: 60000000 }"
+    text = config(f"model_transaction_policy {{ decoupled: true }} {batches}", max_batch=2)
+    write(tmp_path, "m", text, BACKWARDS)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), drain_s=1.0) as server:
+            for asked in [server.ask("m", ONE) for _ in range(2)]:
+                assert [numbers(each)[0][-1] for each in await asked.all()] == [*range(10)]
+
+    asyncio.run(main())

@@ -318,6 +318,8 @@ class Executor:
             return
         if place.held and place.held[-1][1]:
             return
+        if response is not None and self._decoupled and place is not order[0]:
+            response = response.copied()  # the model may block until it has the memory of those that it has sent
         place.held.append((response, final))
         while order and order[0].held:
             first = order[0]
