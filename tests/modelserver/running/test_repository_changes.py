@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -289,3 +290,45 @@ def test_files_of_a_load_request_for_which_there_is_no_folder_are_an_error(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(Refused, match="there is no folder for its files: No such file or directory"):
         read(named("m"), "{}", {"file:1/model.py": b""})
+
+
+def test_instances_that_are_added_while_others_wait_for_their_sequences_stay(tmp_path: Path) -> None:
+    gate, root = tmp_path / "gate", tmp_path / "r"
+    source = f"""
+    def initialize(self, args):
+        while Path({str(gate)!r}).exists():
+            time.sleep(0.001)
+    def answer(self, request):
+        return give(get(request))
+"""
+
+    def counted(count: int) -> str:
+        sequences = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+        return config(f"{sequences} instance_group {{ count: {count} kind: KIND_CPU }}", max_batch=1)
+
+    write(root, "m", counted(2), source)
+
+    async def main() -> None:
+        async with serving(root, startup=("m",)) as server:
+            for number in (1, 2):
+                await server.numbers("m", ONE, sequence_id=number, sequence_start=True)
+            write(root, "m", counted(1), versions=())
+            await server.load("m", {})
+            write(root, "m", counted(3), versions=())
+            gate.touch()
+            load = asyncio.gather(server.load("m", {}))
+            await until("the third is being loaded", lambda: len(server.pids("m")) == 3)
+            for number in (1, 2):
+                await server.numbers("m", ONE, sequence_id=number, sequence_end=True)
+            version: Any = server.itself._collection.find("m", -1)
+            await until("those that leave have no sequences", lambda: not version._runner.waiting)
+            await asyncio.gather(version._runner.left())
+            gate.unlink()
+            await load
+            await version.process.resized()
+            assert len(server.pids("m")) == 3
+            started = [server.ask("m", ONE, sequence_id=number, sequence_start=True) for number in (3, 4, 5)]
+            for each in started:
+                await each.one()
+
+    asyncio.run(main())

@@ -192,6 +192,11 @@ class ModelProcess:
             if failed or self._over:
                 raise GaveUp(failed or self._failed or STOPPED)
 
+    async def resized(self) -> None:
+        """Wait for the change of instances that is under way, if there is one."""
+        async with self._resizing:
+            pass
+
     async def _start(self) -> bool:
         """Load the first child to learn what the model is, then the others. False: it failed, or was stopped."""
         if self._over:

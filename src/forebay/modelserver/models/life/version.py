@@ -248,6 +248,7 @@ class Version:
     async def _shrink(self, process: ModelProcess, runner: SequenceScheduler) -> None:
         """Remove the instances that are too many once their sequences have ended, which may be long after."""
         await runner.left()
+        await process.resized()
         if process.instances <= self.config.instance_count:
             return  # they are wanted again
         try:
