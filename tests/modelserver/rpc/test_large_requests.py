@@ -1,18 +1,19 @@
 """Large tensors that are put into memory that models' processes can map, and messages that are not."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import grpc
 import pytest
-from tests.modelserver.rpc.raw import Raw
+from tests.modelserver.rpc.raw import INFER, STREAM, Raw
 from tests.modelserver.rpc.rig import Rig, infer_request, rig, until
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
 from forebay.modelserver.process.segments import ALIGN, STAGED_BYTES_MIN, where
 from forebay.wire.http2 import frames as h2
-from forebay.wire.http2.grpc import framed
+from forebay.wire.http2.grpc import PREFIX_BYTES, framed, packed
 
 DATA = bytes(range(256)) * 3000
 SHAPE = (len(DATA) // 4,)
@@ -86,5 +87,28 @@ def test_large_message_that_never_ends_is_counted_and_dropped_with_its_call(tmp_
             again = pb.ModelInferResponse()
             again.CopyFrom(await it.stub.ModelInfer(infer_request("echo", DATA, SHAPE)))
             assert again.raw_output_contents == [DATA]
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_messages_that_wait_to_be_decompressed_are_limited_over_all_calls(tmp_path: Path, path: str) -> None:
+    message = packed(
+        infer_request("echo", random.Random(1).randbytes(40_000), (10_000,)).SerializeToString(), b"gzip"
+    )
+
+    async def main() -> None:
+        async with rig(tmp_path, messages_bytes_max=100_000) as it:
+            context = it.front.context
+            await context.apart.acquire()
+            client = await it.raw()
+            for id in (1, 3):
+                client.ask(id, message, path=path, grpc_encoding="gzip")
+            await until(lambda: context.room.taken == 2 * (len(message) - PREFIX_BYTES))
+            client.ask(5, message, path=path, grpc_encoding="gzip")
+            assert b"have over 100000 bytes" in await client.until(h2.HEADERS)
+            context.apart.release()
+            assert len(await client.until(h2.DATA)) > 10_000
+            await until(lambda: not context.room.taken)
 
     run(main())

@@ -35,7 +35,7 @@ CODES: Final = {
     Kind.DEADLINE_EXCEEDED: grpc.DEADLINE_EXCEEDED,
 }
 MESSAGES_BYTES_MAX: Final = 2 * 2**30
-"""Limit of incomplete messages, over all calls."""
+"""Limit of incomplete messages and those that wait to be decompressed, over all calls."""
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
 UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
 """Compressing or decompressing this much takes milliseconds; more is left to a thread."""
@@ -101,9 +101,13 @@ class RpcContext:
             return await asyncio.to_thread(grpc.packed, message, coding)
 
     async def unpack(self, message: bytes | memoryview, coding: bytes) -> bytes:
-        """Decompress a message in a thread. Raises `BadMessage`."""
-        async with self.apart:
-            return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
+        """Decompress a message in a thread; it counts as being received until then. Raises `BadMessage`."""
+        held = self.room.hold(0, len(message))
+        try:
+            async with self.apart:
+                return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
+        finally:
+            self.room.hold(held, 0)
 
     def place(self, size: int, head: bytes) -> memoryview | None:
         """Memory for a request that models' processes can map; its first raw contents are aligned in it."""
