@@ -7,6 +7,8 @@ import msgspec
 from tests.modelserver.http.rig import json_of, rig
 from tests.net.rig import peer, post, run, until
 
+from forebay.core.serving.config import Datatype
+from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.http.inferring import WAITING_ANSWERS
 
 LONG = 300_000
@@ -29,6 +31,25 @@ def test_json_response_over_the_limit_is_rejected_with_a_hint_at_binary() -> Non
             assert (await it.infer("echo", *_long(binary=True))).body.endswith(bytes(4 * LONG))
         async with rig(json_output_bytes_max=3) as it:
             assert (await it.ask("POST", "/v2/models/one/generate", b'{"prompt":"hi"}')).status == 400
+
+    run(main())
+
+
+def test_large_responses_of_one_batch_are_bounded() -> None:
+    async def main() -> None:
+        async with rig(json_output_bytes_max=4 * LONG) as it, contextlib.AsyncExitStack() as leaving:
+            responds = []
+            for n in range(WAITING_ANSWERS + 2):
+                client = await leaving.enter_async_context(peer(it.server.port))
+                client.send(post(b'{"inputs":[]}', target=b"/v2/models/slow/infer"))
+                await until(lambda n=n: len(it.models.requests) > n)  # type: ignore[misc]
+                assert it.models.waiting is not None
+                responds.append((client, it.models.waiting))
+            out = Tensor("OUT", Datatype.FP32, (LONG,), bytes(4 * LONG))
+            for _, respond in responds:
+                respond(InferResponse("slow", "1", "", (out,)), True)
+            statuses = [(await client.answer()).status for client, _ in responds]
+            assert sorted(statuses) == [200] * WAITING_ANSWERS + [503] * 2
 
     run(main())
 

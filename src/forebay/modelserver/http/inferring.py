@@ -232,6 +232,7 @@ class Inference:
                 refuse(exchange, self._refused)
             elif self._long is not None:
                 exchange.on_disconnect = None  # there is nothing left to cancel; the writer checks `finished`
+                self._owner.waiting_bytes += _size(self._long)
                 self._owner.tasks.create_task(self._write_later(self._long))
             else:
                 self._send()
@@ -259,8 +260,6 @@ class Inference:
         return False
 
     async def _write_later(self, response: InferResponse) -> None:
-        size = _size(response)
-        self._owner.waiting_bytes += size
         try:
             await self._owner.apart(self._write, response)
         except Refused as refused:
@@ -271,7 +270,7 @@ class Inference:
             self._send()
         finally:
             self._long = None
-            self._owner.waiting_bytes -= size
+            self._owner.waiting_bytes -= _size(response)
 
     def _wanted(self) -> bool:
         return not self._exchange.finished
