@@ -1,6 +1,7 @@
 """Large tensors that are read into memory that models' processes can map, and bodies that are not."""
 
 import asyncio
+import contextlib
 import gc
 import gzip
 import random
@@ -9,7 +10,7 @@ import weakref
 import msgspec
 import pytest
 from tests.modelserver.http.rig import fp32, json_of, parts, rig
-from tests.net.rig import run
+from tests.net.rig import peer, post, run, until
 
 from forebay.modelserver.http import inferring
 from forebay.modelserver.process.segments import ALIGN, STAGED_BYTES_MIN, where
@@ -88,5 +89,30 @@ def test_inputs_of_a_failed_request_are_freed_with_it() -> None:
             await asyncio.sleep(0)
             gc.enable()
             assert gone() is None
+
+    run(main())
+
+
+@pytest.mark.interpreted
+def test_bodies_that_wait_to_be_read_in_a_thread_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = msgspec.json.encode({"inputs": [fp32([0.5] * 1000, [1000])]})
+    monkeypatch.setattr(inferring, "UNPACKED_AT_ONCE_BYTES_MAX", 0)
+    monkeypatch.setattr(inferring, "JSON_AT_ONCE_BYTES_MAX", 0)
+    monkeypatch.setattr(inferring, "WAITING_BODIES_BYTES_MAX", 2 * len(body))
+
+    async def main() -> None:
+        async with rig() as it, contextlib.AsyncExitStack() as leaving:
+            reading = it.front._infer
+            await reading._apart.acquire()
+            waiting = []
+            for count in (1, 2):
+                waiting.append(await leaving.enter_async_context(peer(it.server.port)))
+                waiting[-1].send(post(body, target=b"/v2/models/echo/infer"))
+                await until(lambda count=count: reading.reading_bytes == count * len(body))  # type: ignore[misc]
+            refused = await it.ask("POST", "/v2/models/echo/infer", body)
+            assert (refused.status, "too many large requests" in json_of(refused)["error"]) == (503, True)
+            reading._apart.release()
+            assert [(await each.answer()).status for each in waiting] == [200, 200]
+            assert reading.reading_bytes == 0
 
     run(main())

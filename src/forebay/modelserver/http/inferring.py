@@ -47,6 +47,8 @@ JSON_AT_ONCE_BYTES_MAX: Final = 1 << 20
 """Above this size, JSON and tensors in JSON are read and written in a thread, one request after the other. That is no
 faster, but does not block the event loop.
 """
+WAITING_BODIES_BYTES_MAX: Final = 2 * 2**30
+"""Bodies that are being read in a thread or wait for it; more are rejected, but a lone one may have any size."""
 WAITING_ANSWERS: Final = 8
 """Large responses that may wait to be written as JSON, in multiples of the largest one allowed; more are rejected."""
 _LENGTH_HEADER = LENGTH_HEADER.encode()
@@ -75,6 +77,8 @@ class Inferring:
         self.tasks = tasks
         self.log = log
         self._json_bytes_max = json_bytes_max
+        self.reading_bytes = 0
+        """Bytes of bodies that are being read in a thread or wait for it."""
         self.json_output_bytes_max = json_output_bytes_max
         self.waiting_bytes = 0
         """Bytes of outputs that are being written as JSON or wait for it."""
@@ -100,6 +104,10 @@ class Inferring:
             raise Refused(Kind.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy")
         deadline = deadline_of(exchange)
         if len(_body(exchange)) > UNPACKED_AT_ONCE_BYTES_MAX and _reads_long(exchange):
+            size = len(_body(exchange))
+            if self.reading_bytes and self.reading_bytes + size > WAITING_BODIES_BYTES_MAX:
+                raise Refused(Kind.UNAVAILABLE, "too many large requests are waiting to be read; send binary tensors")
+            self.reading_bytes += size
             self.tasks.create_task(self._start_later(exchange, asked, view, deadline, came_ns))
         else:
             self._go_on(exchange, self._read(exchange, asked, view), view, deadline, came_ns)
@@ -147,6 +155,8 @@ class Inferring:
             refuse(exchange, refused)
         except Exception as error:  # supervisor: a bug costs one response, not the task group of the server
             fail(exchange, self.log, error)
+        finally:
+            self.reading_bytes -= len(_body(exchange))
 
     async def apart(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Run something in a thread, one call at a time."""
