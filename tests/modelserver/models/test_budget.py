@@ -389,7 +389,11 @@ def test_no_request_is_lost_when_three_models_share_memory_for_two(tmp_path: Pat
                 for _ in range(4):
                     assert await server.numbers(name, ONE) == [[1.0]]
 
-            await asyncio.gather(*(client(name) for name in ("a", "b", "c")))
+            async with asyncio.TaskGroup() as tasks:
+                clients = [tasks.create_task(client(name)) for name in ("a", "b", "c")]
+                while not all(each.done() for each in clients):
+                    assert server.ready, "models that are put to sleep or woken are ready"
+                    await asyncio.sleep(0)
             memory = server.memory()
             assert (memory.resident, memory.sleeping, memory.budget_bytes) == (2, 1, 400 * MIB)
             assert 200 * MIB < memory.used_bytes < 400 * MIB

@@ -87,10 +87,13 @@ class Version:
 
     @property
     def healthy(self) -> bool:
-        """Whether it is ready and at least one of its instances is up."""
+        """Whether it is ready, and sleeps or has at least one instance that is up."""
         process = self._process
         return self.state is State.READY and (
-            process is None or not process.instances or any(map(process.alive, range(process.instances)))
+            process is None
+            or self.dormant  # its processes are being stopped or started
+            or not process.instances
+            or any(map(process.alive, range(process.instances)))
         )
 
     @property
