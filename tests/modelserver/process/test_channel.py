@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +14,27 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.modelserver.process.rig import BACKEND, spec
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import Tensor
+from forebay.engines.tensor import BACKENDS
 from forebay.modelserver.process import channel, encoding, link, segments
 from forebay.modelserver.process.channel import Channel, ChannelBroken, Received
+from forebay.modelserver.process.child.running import Child
 from forebay.modelserver.process.link import Link
-from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Ping, Pong, Reply, ToChild, ToServer
+from forebay.modelserver.process.messages import (
+    Cancel,
+    Configure,
+    Emitted,
+    Execute,
+    Ping,
+    Pong,
+    Reply,
+    Stop,
+    ToChild,
+    ToServer,
+)
 from forebay.modelserver.process.segments import SegmentBroken, Sharing
 from forebay.modelserver.process.values import Answer, Work
 
@@ -241,3 +256,19 @@ def test_response_to_a_model_call_is_encoded_as_a_reply() -> None:
     assert (reply.outputs[0].size, reply.parameters, parcel is None) == (2, {"k": 1}, False)
     server.close()
     child.close()
+
+
+def test_child_that_is_stopped_as_it_starts_closes_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "rig", ("rig_backend", "RigBackend", ""))
+    monkeypatch.syspath_prepend(BACKEND)
+    told = spec(tmp_path, parameters={"threads": "no"})
+    for _ in range(50):  # the thread that reads this may end before or after the main thread looks
+        server, ours = _pair()
+        ours.socket.setblocking(True)
+        child = Child(ours)
+        child.load(Configure(told.backend, told.config, str(tmp_path), 0, told.document))
+        server.send(*server.pack(Stop()))
+        child.serve()
+        (tmp_path / "closed").unlink()
+        server.close()
+        ours.close()

@@ -79,6 +79,8 @@ class Child:
         """The main thread runs no instance any more."""
         self._reader: threading.Thread | None = None
         """The thread of the control channel; None: there is none yet, or it has ended."""
+        self._first_reader: threading.Thread | None = None
+        """Its first one, which ends when the server stops the child: maybe as soon as it is started."""
         self._starting = threading.Lock()
         self._calls: dict[int, _OnResponse] = {}
         self._numbers = itertools.count(1)
@@ -105,7 +107,7 @@ class Child:
             self._handle()
             self._stop_instances()
         else:
-            control = self._reading()
+            control = self._first_reader or self._reading()
             instance = self._single.get()
             if instance is not None:
                 instance.run()
@@ -116,11 +118,13 @@ class Child:
     def _reading(self) -> threading.Thread:
         """The thread of the control channel; it is started if there is none."""
         with self._starting:
-            if self._reader is None:
+            reader = self._reader
+            if reader is None:
                 self._single = self._single or SimpleQueue()
-                self._reader = threading.Thread(target=self._control, name="control", daemon=True)
-                self._reader.start()
-            return self._reader
+                reader = self._reader = threading.Thread(target=self._control, name="control", daemon=True)
+                self._first_reader = self._first_reader or reader
+                reader.start()
+            return reader
 
     def _control(self) -> None:
         """The thread of the control channel beside an instance in the main thread. Ends the process if that one is
