@@ -374,6 +374,17 @@ def test_stop_closes_the_backend_and_kills_grandchildren(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("threads", ["yes", "no"])
+def test_sigterm_to_all_processes_of_a_service_ends_no_batch(tmp_path: Path, threads: str) -> None:
+    async def scene() -> None:
+        async with started(spec(tmp_path, parameters={"threads": threads})) as process:
+            assert values((await answers(process, work("terminate")))[0]) == [1.0, 2.0]
+            assert process.replaced == 0
+        assert (tmp_path / "closed").exists()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("threads", ["yes", "no"])
 def test_stop_closes_the_backend_during_a_batch_that_does_not_end(tmp_path: Path, threads: str) -> None:
     async def scene() -> None:
         async with started(spec(tmp_path, parameters={"threads": threads})) as process:

@@ -102,6 +102,18 @@ class RigBackend:
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
+    def terminate(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
+        """End a copy of the process and another program with SIGTERM; this process gets it, too."""
+        copy = os.fork()
+        if not copy:
+            time.sleep(3600)
+        program = subprocess.Popen(["/bin/sleep", "3600"])
+        for pid in (os.getpid(), copy, program.pid):
+            os.kill(pid, signal.SIGTERM)
+        program.wait()
+        os.waitpid(copy, 0)
+        return list(self.echo(requests, emit, instance))
+
     def hang(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         threading.Event().wait()
         return []

@@ -26,6 +26,24 @@ def die_with_parent(parent_pid: int) -> None:
         sys.exit("the server is gone")
 
 
+def survive_sigterm() -> None:
+    """Leave it to the server when to end: systemd, for one, sends SIGTERM to all processes of a service at once.
+
+    It is handled, not ignored, so that programs that the model starts end on it; so do copies of the process.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        pass
+
+    def reset() -> None:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=reset)
+
+
 def _run_exit_handlers() -> None:
     """Run what the model has registered to be run at the end. The server does not wait for ever."""
     processes = sys.modules.get("multiprocessing")
@@ -43,6 +61,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # so that output before a crash is not lost
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    survive_sigterm()
     descriptor, parent, place = sys.argv[1:]
     sys.argv = [""]  # as in Triton: what models run may parse it
     die_with_parent(int(parent))
