@@ -113,6 +113,12 @@ def test_instance_names_match_triton() -> None:
     ]  # fmt: skip
 
 
+def test_instances_that_a_reload_adds_have_names_of_their_own() -> None:
+    config = replace(CONFIG, instances=(InstanceGroup(count=2),))
+
+    assert [instance_name(config, each) for each in range(4)] == ["m_0_0", "m_0_1", "m_0_2", "m_0_3"]
+
+
 @pytest.mark.parametrize("scheduler", ["sequence_batching", "ensemble_scheduling"])
 def test_dynamic_batching_conflicts_with_another_scheduler(scheduler: str) -> None:
     config = ModelConfig(f'{{"name": "m", "{scheduler}": {{}}}}')

@@ -189,12 +189,16 @@ def completed(config: Values, shown: Mapping[str, Any]) -> Values:
 
 
 def instance_name(config: Values, instance: int) -> str:
-    """Triton's name of an instance: its group's name (default: `<model>_<group>`) and its number."""
+    """Triton's name of an instance: its group's name (default: `<model>_<group>`) and its number.
+
+    Those that are added beyond the configuration that the process knows get names of their own.
+    """
+    number = instance
     for place, group in enumerate(config.instances):
         count = group.count * max(1, len(group.gpus))
-        if instance < count:
-            return f"{group.name or f'{config.name}_{place}'}_{instance}"
-        instance -= count
+        if number < count:
+            return f"{group.name or f'{config.name}_{place}'}_{number}"
+        number -= count
     return f"{config.name}_0_{instance}"
 
 
