@@ -95,6 +95,16 @@ def test_response_is_sent_as_the_stream_window_allows() -> None:
     assert kinds == [(h2.DATA, bytes(range(15, 25))), (h2.HEADERS, b"\x8c")]
 
 
+def test_larger_window_is_acknowledged_before_it_is_used() -> None:
+    peer = Peer(start=h2.PREFACE + h2.settings({h2.WINDOW: 0}))
+    peer.ask(1).answer(b"a" * 10)
+    peer.ask(3).answer(b"b" * 10)
+    peer.frames()
+    peer.send(h2.settings({h2.WINDOW: 10}))  # gRPC's clients end streams whose data comes before the acknowledgement
+    kinds = [(kind, flags & h2.ACK) for kind, flags, _, _ in peer.frames() if kind in (h2.SETTINGS, h2.DATA)]
+    assert kinds == [(h2.SETTINGS, h2.ACK), (h2.DATA, 0), (h2.DATA, 0)]
+
+
 def test_responses_share_the_connection_window() -> None:
     peer = Peer()
     served = [peer.ask(id) for id in (1, 3, 5)]

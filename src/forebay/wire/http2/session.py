@@ -273,17 +273,19 @@ class Session(Generic[H]):
                 self._noise.check()
                 change = value - self._stream_window
                 self._stream_window = value
-                for stream in list(self.streams.values()):
+                for stream in self.streams.values():
                     stream.window += change
                     check(stream.window <= h2.WINDOW_MAX, h2.FLOW_CONTROL_ERROR)
-                    if change > 0 and stream.queue:
-                        self._pump(stream)
+                    if stream.window > 0 and stream.queue:
+                        self._waiting[stream] = None
             elif key == h2.FRAME_SIZE:
                 check(h2.FRAME_BYTES_MAX <= value < 2**24)
                 self._frame_max = min(value, STREAM_WINDOW)
             elif key == h2.ENABLE_PUSH:
                 check(value <= 1)
+        # before any data: gRPC's library holds data to its old window until the acknowledgement, and ends the stream
         self.out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        self._pump_all()
 
     def _on_window(self, id: int, more: int) -> None:
         if id == 0:
