@@ -114,6 +114,17 @@ def test_non_audio_and_playlists_are_rejected(audio: ModuleType, file: bytes) ->
         audio.decode(file, 60)
 
 
+def test_file_in_another_format_is_rejected_with_those_that_are_known(audio: ModuleType) -> None:
+    file = io.BytesIO()
+    with audio.av.open(file, "w", format="aiff") as out:
+        stream = out.add_stream("pcm_s16be", rate=RATE_HZ, layout="mono")
+        frame = audio.av.AudioFrame.from_ndarray(tone(0.1).reshape(1, -1), "s16", "mono")
+        frame.sample_rate = RATE_HZ
+        out.mux([*stream.encode(frame), *stream.encode(None)])
+    with pytest.raises(audio.AudioError, match="known formats: wav, flac, mp3,"):
+        audio.decode(file.getvalue(), 60)
+
+
 def test_too_long_audio_is_rejected(audio: ModuleType, encoding: ModuleType) -> None:
     file = coded(encoding, "mp3", [tone(10)] * 3)
     assert audio.decode(file, 31).size > 29 * audio.RATE_HZ

@@ -8,6 +8,8 @@ import numpy as np
 RATE_HZ = 16_000
 FORMATS = "aac,flac,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,ogg,wav"
 """Self-contained formats. FFmpeg's playlists would open any path or URL that they name."""
+KNOWN = "wav, flac, mp3, ogg, opus, aac, m4a, mp4, webm"
+"""What clients are told: of a file in another format, FFmpeg says no more than `Invalid argument`."""
 
 
 class AudioError(Exception):
@@ -29,7 +31,8 @@ def decode(data: bytes, seconds_max: float) -> np.ndarray:
                     raise AudioError(f"longer than {seconds_max:g} s")
                 pieces.append(samples)
     except (av.FFmpegError, ValueError) as error:
-        raise AudioError(f"not audio that can be read ({getattr(error, 'strerror', None) or error})") from error
+        why = getattr(error, "strerror", None) or error
+        raise AudioError(f"not audio that can be read ({why}); known formats: {KNOWN}") from error
     if not count:
         raise AudioError("there is no sound in it")
     samples = np.concatenate(pieces, dtype=np.float32)
