@@ -1,5 +1,6 @@
-"""Responses that take long to serialise as JSON: size limit, pending limit, client disconnects."""
+"""Responses that take long to serialise as JSON or to classify: size limit, pending limit, client disconnects."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.net.rig import peer, post, run, until
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.http.inferring import WAITING_ANSWERS
+from forebay.wire.oip.infer_answer import CLASSIFIED_AT_ONCE_MAX
 
 LONG = 300_000
 """Elements of FP32 that become JSON in a thread."""
@@ -72,5 +74,23 @@ def test_pending_large_responses_are_bounded_and_released_on_disconnect() -> Non
             inferring._apart.release()
             await until(lambda: not inferring.waiting_bytes)
             assert len(json_of(await it.infer("echo", head, body))["outputs"][0]["data"]) == LONG
+
+    run(main())
+
+
+def test_outputs_with_many_classes_are_written_in_a_thread() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            inferring, many = it.front._infer, CLASSIFIED_AT_ONCE_MAX + 1
+            await inferring._apart.acquire()
+            inputs = [
+                {"name": "IN", "datatype": "FP32", "shape": [many], "parameters": {"binary_data_size": 4 * many}}
+            ]
+            head = {"inputs": inputs, "outputs": [{"name": "OUT", "parameters": {"classification": many}}]}
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(it.infer("echo", head, bytes(4 * many)))
+                await until(lambda: inferring.waiting_bytes == 4 * many)
+                inferring._apart.release()
+            assert json_of(answer.result())["outputs"][0]["shape"] == [many]
 
     run(main())

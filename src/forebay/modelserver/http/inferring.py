@@ -22,7 +22,7 @@ from forebay.net.exchange import Exchange
 from forebay.wire import http1
 from forebay.wire.oip.coding import CODINGS, IDENTITY, answer_coding, decoded, encoded
 from forebay.wire.oip.fields import invalid
-from forebay.wire.oip.infer_answer import check_json_size, write_infer
+from forebay.wire.oip.infer_answer import CLASSIFIED_AT_ONCE_MAX, check_json_size, classifies_long, write_infer
 from forebay.wire.oip.infer_request import (
     LENGTH_DIGITS_MAX,
     LENGTH_HEADER,
@@ -260,13 +260,15 @@ class Inference:
         size = _size(response)
         if size > most:
             check_json_size(response, self._asked, most)
-        if size <= JSON_AT_ONCE_BYTES_MAX:
+        if size <= JSON_AT_ONCE_BYTES_MAX and size <= CLASSIFIED_AT_ONCE_MAX:
             return False
         for tensor in response.outputs:
-            if len(tensor.data) > JSON_AT_ONCE_BYTES_MAX:
-                form = self._asked.forms.get(tensor.name, self._asked.others)
-                if form.classes or not (form.binary or form.target is not None):
-                    return True
+            form = self._asked.forms.get(tensor.name, self._asked.others)
+            if form.classes and classifies_long(tensor, form.classes):
+                return True
+            as_json = form.classes or not (form.binary or form.target is not None)
+            if as_json and len(tensor.data) > JSON_AT_ONCE_BYTES_MAX:
+                return True
         return False
 
     async def _write_later(self, response: InferResponse) -> None:

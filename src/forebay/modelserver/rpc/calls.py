@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from forebay.core.serving.errors import Kind, Refused
-from forebay.core.serving.values import InferRequest
+from forebay.core.serving.values import InferRequest, InferResponse
 from forebay.modelserver.ports import Models
 from forebay.modelserver.process.segments import STAGED_BYTES_MIN
 from forebay.modelserver.regions import SharedRegions
@@ -39,6 +39,8 @@ MESSAGES_BYTES_MAX: Final = 2 * 2**30
 PACKED_AT_ONCE_BYTES_MAX: Final = 65_536
 UNPACKED_AT_ONCE_BYTES_MAX: Final = 8192
 """Compressing or decompressing this much takes milliseconds; more is left to a thread."""
+WAITING_BYTES_MAX: Final = 512 * 2**20
+"""Outputs, over all calls, that wait to be encoded in a thread."""
 _DONE: Final = grpc.answer_tail(grpc.OK)
 _PLAIN: Final = grpc.answer_head()
 MESSAGE_TIMEOUT_S: Final = 300.0
@@ -91,7 +93,9 @@ class RpcContext:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     room: grpc.ReceiveBudget = field(default_factory=lambda: grpc.ReceiveBudget(MESSAGES_BYTES_MAX))
     apart: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lets one thread at a time compress or decompress."""
+    """Lets one thread at a time compress, decompress or classify."""
+    waiting_bytes: int = 0
+    """Bytes of outputs that wait to be encoded in a thread."""
     draining: bool = False
     """The server is shutting down; the client of a new call does not know it yet."""
 
@@ -108,6 +112,23 @@ class RpcContext:
                 return await asyncio.to_thread(grpc.unpacked, message, coding, self.message_bytes_max)
         finally:
             self.room.hold(held, 0)
+
+    def kept(self, response: InferResponse) -> InferResponse:
+        """Copy a response for `write`. Raises `Refused` if too many wait."""
+        if self.waiting_bytes and self.waiting_bytes + _size(response) > WAITING_BYTES_MAX:
+            raise Refused(Kind.UNAVAILABLE, "too many large outputs are being classified")
+        return response.copied()
+
+    async def write(self, write: Callable[[InferResponse], bytes], response: InferResponse) -> bytes:
+        """Encode a response that was `kept` in a thread. Raises what `write` does."""
+        size = _size(response)
+        self.waiting_bytes += size
+        try:
+            async with self.apart:
+                found = await asyncio.to_thread(write, response)
+        finally:
+            self.waiting_bytes -= size
+        return found
 
     def place(self, size: int, head: bytes) -> memoryview | None:
         """Memory for a request that models' processes can map; its first raw contents are aligned in it."""
@@ -158,6 +179,10 @@ class RpcContext:
         if self.draining:
             call.on_drain()
         return call
+
+
+def _size(response: InferResponse) -> int:
+    return sum([len(tensor.data) for tensor in response.outputs])
 
 
 def _flawed(code: int, text: str) -> Head:

@@ -17,13 +17,15 @@ _DECOUPLED: Final = "ModelInfer RPC doesn't support models with decoupled transa
 class Inference(Unary):
     """A request in flight that gets one response."""
 
-    __slots__ = ("_count", "_error", "_found", "_ticket", "_writer")
+    __slots__ = ("_count", "_error", "_found", "_long", "_ticket", "_writer")
 
     def __init__(self, context: RpcContext, session: Link, stream: Stream, head: Head) -> None:
         super().__init__(context, session, stream, head)
         self._writer: Writer
         self._ticket: Ticket | None = None
         self._found = b""
+        self._long: InferResponse | None = None
+        """Copy of a response that takes long to encode."""
         self._error: Exception | None = None
         self._count = 0
 
@@ -61,7 +63,10 @@ class Inference(Unary):
             self._count += 1
             if self._error is None and self._count == 1:
                 try:
-                    self._found = self._writer.write(response)
+                    if self._writer.takes_long(response):
+                        self._long = self.context.kept(response)
+                    else:
+                        self._found = self._writer.write(response)
                 except Refused as refused:
                     self._error = refused.with_traceback(None)  # which refers to this
                 # supervisor: a bug in writing one response must not affect the model's other callbacks
@@ -73,5 +78,21 @@ class Inference(Unary):
             self._error = Refused(Kind.INTERNAL, f"expected a single response, got {self._count}")
         if self._error is not None:
             self.fail(self._error)
+        elif self._long is not None:
+            self.context.tasks.create_task(self._reply_later(self._long))
         else:
             self.reply(self._found)
+
+    async def _reply_later(self, response: InferResponse) -> None:
+        try:
+            found = await self.context.write(self._write, response)
+        except Exception as error:  # supervisor: a bug costs one call
+            self.fail(error)
+        else:
+            if not self.over:
+                self.reply(found)
+
+    def _write(self, response: InferResponse) -> bytes:
+        if self.over:
+            raise Refused(Kind.CANCELLED, "the call has ended")
+        return self._writer.write(response)

@@ -11,7 +11,7 @@ from forebay.core.serving.values import Buffer, InferResponse, Parameter, Tensor
 from forebay.modelserver.ports import Models, ModelView
 from forebay.modelserver.rpc.requests import Wanted
 from forebay.wire.http2.grpc import MESSAGE_BYTES_MAX
-from forebay.wire.oip.infer_answer import classified
+from forebay.wire.oip.infer_answer import classified, classifies_long
 
 FINAL: Final = "triton_final_response"
 """Parameter of every response on a stream: whether it is the last one of its request."""
@@ -62,6 +62,17 @@ class Writer:
             raise Refused(Kind.INVALID_ARGUMENT, f"{text} {MESSAGE_BYTES_MAX}.")
         parts += raw
         return b"".join(parts)
+
+    def takes_long(self, response: InferResponse) -> bool:
+        """Whether the event loop should not wait until the response has been encoded."""
+        wanted = self._wanted
+        if not wanted or response.error is not None:
+            return False
+        for tensor in response.outputs:
+            form = wanted.get(tensor.name)
+            if form is not None and form.classes and classifies_long(tensor, form.classes):
+                return True
+        return False
 
     def _classified(self, tensor: Tensor, classes: int) -> Tensor:
         config, version = self._view.config, self._view.version

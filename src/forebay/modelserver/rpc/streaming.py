@@ -252,6 +252,7 @@ class _Turn:
     __slots__ = (
         "_asked",
         "_id",
+        "_late",
         "_model",
         "_stream",
         "_ticket",
@@ -271,6 +272,8 @@ class _Turn:
         self._asked: Asked | None = None
         self._writer: Writer | None = None
         self._ticket: Ticket | None = None
+        self._late: deque[_Late] = deque()
+        """Responses from the first one that is still being encoded in a thread."""
         self.decoupled = False
         self.ended = False
         self.frames: Frames | None = None
@@ -306,6 +309,9 @@ class _Turn:
             return
         assert self._writer is not None
         assert self._asked is not None
+        if self._late or (response is not None and self._writer.takes_long(response)):
+            self._delay(response, final)
+            return
         if response is not None:
             self._note(response, final)
         elif self.decoupled and final and self._asked.empty_final:
@@ -325,14 +331,62 @@ class _Turn:
             answer = self._writer.write(response)
         # supervisor: a bug in writing one response must not affect the model's other callbacks
         except Exception as error:
-            text = self._text(error)
-            if self._stream.head.error_ends:
-                self._stream.end_with(error)
-            else:
-                self._name(text, final)
+            self._note_error(error, final)
         else:
-            said = _FINAL if final else _MORE
-            self.messages.append(b"".join((_ANSWER, varint(len(answer) + len(said)), answer, said)))
+            self._note_answer(answer, final)
+
+    def _note_answer(self, answer: bytes, final: bool) -> None:
+        said = _FINAL if final else _MORE
+        self.messages.append(b"".join((_ANSWER, varint(len(answer) + len(said)), answer, said)))
+
+    def _note_error(self, error: Exception, final: bool) -> None:
+        text = self._text(error)
+        if self._stream.head.error_ends:
+            self._stream.end_with(error)
+        else:
+            self._name(text, final)
+
+    def _delay(self, response: InferResponse | None, final: bool) -> None:
+        """Encode a response that takes long, or follows such a one."""
+        assert self._writer is not None
+        context, late = self._stream.context, _Late(final)
+        self._late.append(late)
+        try:
+            if response is not None and self._writer.takes_long(response):
+                kept = context.kept(response)
+                late.ready = False
+                context.tasks.create_task(self._encode(kept, late))
+            elif response is not None:
+                late.answer = self._writer.write(response)
+        # supervisor: a bug in writing one response must not affect the model's other callbacks
+        except Exception as error:
+            late.error = error
+        self._pass_on()
+
+    async def _encode(self, response: InferResponse, late: "_Late") -> None:
+        try:
+            late.answer = await self._stream.context.write(self._write, response)
+        except Exception as error:  # supervisor: a bug costs one response
+            late.error = error
+        late.ready = True
+        self._pass_on()
+
+    def _write(self, response: InferResponse) -> bytes:
+        assert self._writer is not None
+        if self._stream.over:
+            raise Refused(Kind.CANCELLED, "the stream has ended")
+        return self._writer.write(response)
+
+    def _pass_on(self) -> None:
+        while self._late and self._late[0].ready and not self._stream.over:
+            late = self._late.popleft()
+            if late.error is not None:
+                self._note_error(late.error, late.final)
+            elif late.answer:
+                self._note_answer(late.answer, late.final)
+            elif self.decoupled and late.final and self._asked is not None and self._asked.empty_final:
+                self._name("", True)
+            self._end_if(late.final)
 
     def _name(self, problem: str, final: bool) -> None:
         """A response without outputs that identifies its request."""
@@ -358,6 +412,19 @@ class _Turn:
         self._stream.told(self)
         if final and self.frames is not None:
             self.frames.ended()
+
+
+class _Late:
+    """A response that must not overtake one that is still being encoded."""
+
+    __slots__ = ("answer", "error", "final", "ready")
+
+    def __init__(self, final: bool) -> None:
+        self.answer = b""
+        """Empty: there is only the end of the request to be told."""
+        self.error: Exception | None = None
+        self.final = final
+        self.ready = True
 
 
 class Frames:

@@ -16,6 +16,10 @@ from forebay.wire.oip.infer_request import Asked
 
 CLASSIFIED_ELEMENTS_MAX: Final = 1_000_000
 """Elements of one row that are searched for the best classes: Triton's limit."""
+CLASSIFIED_AT_ONCE_MAX: Final = 1 << 14
+"""Fewer elements are classified in milliseconds, whatever their number of classes."""
+_SORTED: Final = 32
+"""An element that becomes a class costs as much as it takes to look at this many."""
 KNOWN_MAX: Final = 256
 """Documents that are kept as written."""
 KNOWN_BYTES_MAX: Final = 4096
@@ -151,6 +155,11 @@ def classified(tensor: Tensor, classes: int, *, batches: bool, labels: Labels) -
             found.append(f"{form % scores[at + index]}:{index}{label}")
     count = min(classes, elements)
     return Tensor(name, Datatype.BYTES, (rows, count) if rows else (count,), tensors.pack_strings(found))
+
+
+def classifies_long(tensor: Tensor, classes: int) -> bool:
+    """Whether the event loop should not wait until a tensor has been classified."""
+    return _elements(tensor.shape) * min(classes, _SORTED) > CLASSIFIED_AT_ONCE_MAX * _SORTED
 
 
 def _elements(shape: Sequence[int]) -> int:
