@@ -146,3 +146,11 @@ def test_invalid_options_are_rejected(parameters: dict[str, str], text: str, tmp
 
     with pytest.raises(BackendFailed, match=text):
         load(replace(FP32, parameters=parameters), tmp_path)
+
+
+def test_a_file_without_outputs_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.xml").write_text('<net name="empty" version="11"><layers/><edges/></net>')
+    (tmp_path / "model.bin").write_bytes(b"")
+
+    with pytest.raises(BackendFailed, match=r"model\.xml describes a model without outputs"):
+        load(FP32, tmp_path)

@@ -75,6 +75,8 @@ class OpenVinoBackend:
             _free_batch(model, config)
             self._inputs = {_name(port, place): port for place, port in enumerate(model.inputs)}
             self._outputs = {_name(port, place): port for place, port in enumerate(model.outputs)}
+            if not self._outputs:
+                raise BackendFailed(f"model '{config.name}': {file.name} describes a model without outputs")
             loaded = Loaded(_specs(self._inputs), _specs(self._outputs))
             device = config.parameters.get("TARGET_DEVICE", "CPU")
             self._cuts = device == "CPU"
