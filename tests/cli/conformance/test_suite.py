@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from forebay.cli.conformance import anymodel, command, generic, repository, run
-from forebay.cli.conformance.cases import all_checks
+from forebay.cli.conformance.cases import all_checks, observing
+from forebay.cli.conformance.cases.generate import events
 from forebay.cli.conformance.check import Check, Json, Level, Result, Skip, Verdict, compared, differences
 from forebay.cli.conformance.known import DIFFERENCES, without_known
 from forebay.cli.conformance.server import Answer, Server, client
@@ -258,3 +259,56 @@ def test_extension_is_claimed_by_either_of_its_names(name: str) -> None:
                 generic.claims(Server(http, extensions=[name]), "statistics")
 
     asyncio.run(main())
+
+
+def test_requests_that_end_the_recorded_server_are_sent_last() -> None:
+    checks, recorded = all_checks(), command.recorded()["checks"]
+    ordered = run.harmful_last(checks, recorded)
+    harmful = [check for check in checks if recorded.get(check.name) == run.NO_ANSWER]
+    assert "infer/json/shape huge" in {check.name for check in harmful}
+    assert ordered == [*(check for check in checks if check not in harmful), *harmful]
+
+
+def test_paths_of_the_server_are_removed_from_streamed_errors() -> None:
+    body = b'data: {"error": "At:\\n  /srv/some/speak/1/model.py(15): execute"}\n\n'
+    seen = events(Answer(400, {"content-type": "text/event-stream"}, body))
+    assert seen["events"] == [{"error": "At:\n  /…/1/model.py(15): execute"}]
+
+
+def test_failures_of_earlier_checks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "SETTLE_S", 0)
+    counts = {"failure": 4, "success": 0}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            lines = [f'nv_inference_request_{name}{{model="broken"}} {count}' for name, count in counts.items()]
+            return httpx.Response(200, text="\n".join(lines))
+        if request.url.path.endswith("/infer"):
+            counts["failure" if b"raise" in request.content else "success"] += 1
+        return httpx.Response(200, json={})
+
+    (check,) = [each for each in all_checks() if each.name == "metrics/broken"]
+    seen = asyncio.run(_observation(answer, check))
+    assert seen == {"nv_inference_request_failure{}": 1, "nv_inference_request_success{}": 1}
+
+
+def test_failed_reload_does_not_depend_on_earlier_overrides() -> None:
+    current = {"max_batch_size": 8}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/load"):
+            config = json.loads(json.loads(request.content)["parameters"]["config"])
+            if config["backend"] == "cobol":
+                return httpx.Response(400, json={"error": "no such backend"})
+            current.update(config)
+        if request.url.path.endswith("/infer"):
+            return httpx.Response(400 if current["max_batch_size"] else 200, json={})
+        return httpx.Response(200, json=[] if request.url.path.endswith("/index") else {})
+
+    (check,) = [each for each in all_checks() if each.name == "control/failed reload"]
+    assert asyncio.run(_observation(answer, check))["infer"]["status"] == 200
+
+
+async def _observation(handler: Handler, check: Check) -> Json:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://server") as http:
+        return await check.run(Server(http, metrics="http://server/metrics"))

@@ -92,6 +92,11 @@ async def run(server: Server, checks: Iterable[Check], recorded: Recorded, on_re
     return observations
 
 
+def harmful_last(checks: Iterable[Check], recorded: Recorded) -> list[Check]:
+    """The checks, those last whose request the recorded server did not survive, so that others are run before."""
+    return sorted(checks, key=lambda check: recorded.get(check.name) == NO_ANSWER)
+
+
 async def start_over(server: Server, models: Iterable[str]) -> None:
     """Unload those of the models that are ready: the suite is about models that are loaded when they are needed."""
     await _unload(server, sorted({*models}.intersection(await ready_models(server))))

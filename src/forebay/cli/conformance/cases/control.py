@@ -190,7 +190,8 @@ async def _unknown(server: Server) -> Json:
 
 
 async def _kept(server: Server) -> Json:
-    """After a failed reload the previous model still serves."""
+    """After a failed reload the previous model still serves; earlier overrides, which Triton keeps, are undone."""
+    await _load(server, "plain", {"config": _with(max_batch_size=0)})
     failed = await _load(server, "plain", {"config": _with(backend="cobol")})
     given = [{"name": f"IN{each}", "datatype": "FP32", "shape": [4], "data": [1.0] * 4} for each in (0, 1)]
     after = (await server.infer("plain", {"inputs": given})).inferred()

@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from forebay.cli.conformance.cases.refused import ONES
-from forebay.cli.conformance.check import Check, Json
+from forebay.cli.conformance.check import Check, Json, without_paths
 from forebay.cli.conformance.server import Answer, Server
 
 WHOLE: Final[dict[str, bytes | Json]] = {
@@ -38,6 +38,9 @@ def events(answer: Answer) -> Json:
         return {**seen, **answer.seen()}
     lines = [line for line in answer.body.decode().split("\n") if line]
     parsed: list[Json] = [json.loads(line[6:]) if line.startswith("data: ") else line for line in lines]
+    for event in parsed:
+        if isinstance(event, dict) and "error" in event:
+            event["error"] = without_paths(event["error"])
     return {**seen, "events": parsed}
 
 

@@ -138,12 +138,14 @@ async def _requests(server: Server) -> Json:
 
 
 async def _failures(server: Server) -> Json:
-    """One request that succeeds, and one that makes the model raise."""
+    """One request that succeeds, and one that makes the model raise. Triton's count of failures survives a reload."""
     await server.reload("broken")
+    earlier = await _of(server, "broken")
     for how in ("fine", "raise"):
         given = {"name": "HOW", "datatype": "BYTES", "shape": [1, 1], "data": [how]}
         await server.infer("broken", {"inputs": [given]})
-    return await _of(server, "broken")
+    later = await _of(server, "broken")
+    return {name: now - earlier.get(name, 0) if "_failure" in name else now for name, now in later.items()}
 
 
 async def _rejected(server: Server) -> Json:
