@@ -370,12 +370,12 @@ def test_an_empty_slot_between_sequences_is_not_ready(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, startup=("m",)) as server:
-            assert await send(server, 1, 0, sequence_start=True) == 11
-            assert await send(server, 2, 0, sequence_start=True) == 21
-            assert await send(server, 1, 0, sequence_end=True) == 11
-            assert await send(server, 2, 0, sequence_end=True) == 21
+            assert [await send(server, each, 0, sequence_start=True) for each in (1, 2)] == [11, 21]
+            assert [await send(server, each, 0, sequence_end=True) for each in (1, 2)] == [11, 21]
             (counts,) = server.statistics("m", "")
             assert (counts.success.count, counts.inference_count, counts.execution_count) == (4, 4, 4)
+            sizes = {size: batch.compute_infer.count for size, batch in counts.batches.items()}
+            assert sizes == {1: 2, 2: 2}, "the model runs the empty slot too"
 
     asyncio.run(main())
 

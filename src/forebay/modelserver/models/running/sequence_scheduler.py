@@ -165,7 +165,7 @@ class SequenceScheduler:
         calls = [row.item for row in run.rows]
         first = next(call for call in calls if call is not None)
         works = [self._work(row, first) for row in run.rows]
-        rows = sum(call.checked.rows for call in calls if call is not None)
+        rows = sum((call or first).checked.rows for call in calls)
         self._executor.run(run.instance, calls, works, rows, run)
 
     def _work(self, row: "Row[Call]", first: Call) -> Work:
