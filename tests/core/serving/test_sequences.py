@@ -276,6 +276,23 @@ def test_requests_that_wait_too_long_for_a_slot_leave_with_their_whole_sequence(
 
 
 @BOTH
+def test_the_next_sequence_no_longer_waits_for_a_slot_once_the_last_request_of_another_runs(
+    batching: SequenceBatching,
+) -> None:
+    served = sequencer(batching, max_batch=1)
+    offer_all(served, "(a1")
+    offer(served, "a2)")
+    offer(served, "(b1)", timeout_s=1.0)
+    offer(served, "(c1)", timeout_s=2.0)
+    assert turn(served) == ["(a1"]
+    last = run(served)
+    assert [served.expire(1.0), served.expire(2.0)] == [[], ["(c1)"]], "as Triton, whose slot is free already"
+    served.done(last, 9.0)
+    assert turn(served, now=9.0) == ["(b1)"]
+    assert [served.sequences, served.due()] == [0, None]
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("offered", "cancelled", "gone", "runs"),
     [

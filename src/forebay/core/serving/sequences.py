@@ -272,9 +272,10 @@ class Sequencer(Generic[T]):
         Answer these with `BACKLOG_EXPIRED`, UNAVAILABLE; then poll, as freed slots may have been reassigned.
         """
         gone: list[T] = []
+        heirs = self._heirs() if self._expiries and self._expiries[0][0] <= now else ()
         while self._expiries and self._expiries[0][0] <= now:
             track = heappop(self._expiries)[2]
-            if track in self._backlog:
+            if track in self._backlog and track not in heirs:
                 gone += self._forget(track)
                 self._go_on(track, now)
         while self._quiet:
@@ -302,8 +303,7 @@ class Sequencer(Generic[T]):
         lane = self._lanes.get(instance)
         if lane is None:
             return []
-        lane.run = None
-        lane.away = True
+        lane.run, lane.away = None, True
         self._withhold(instance)
         gone: list[T] = []
         for track in [each for each in lane.slots if each is not None]:
@@ -320,10 +320,8 @@ class Sequencer(Generic[T]):
         lane = self._lanes.get(instance)
         assert lane is None or lane.retiring, f"instance {instance} was already added"
         if lane is None:
-            batching = self._batching
-            batcher: Batcher[T] | None = None
-            if batching.oldest:
-                batcher = Batcher(DynamicBatching(batching.preferred_sizes, batching.delay_s), self._max_batch)
+            dynamic = DynamicBatching(self._batching.preferred_sizes, self._batching.delay_s)
+            batcher: Batcher[T] | None = Batcher(dynamic, self._max_batch) if self._batching.oldest else None
             lane = self._lanes[instance] = _Lane(instance, self._slots, batcher)
         lane.retiring = False
         self._open(lane, now)
@@ -406,6 +404,12 @@ class Sequencer(Generic[T]):
             if track is None:
                 self._fill(lane, slot, now)
 
+    def _heirs(self) -> "set[_Track[T]]":
+        """Sequences of the backlog that get the slots of those whose last request runs: they only wait their turn."""
+        lanes = [] if self._batching.iterative else [lane for lane in self._lanes.values() if not lane.retiring]
+        held = [track for lane in lanes for track in lane.slots if track is not None]
+        return set(list(self._backlog)[: sum(track.closed and not track.waiting for track in held)])
+
     def _place(self, track: _Track[T]) -> None:
         if self._free:
             slot, instance = heappop(self._free)
@@ -414,21 +418,18 @@ class Sequencer(Generic[T]):
             self._backlog[track] = None
 
     def _give(self, track: _Track[T], lane: _Lane[T], slot: int) -> None:
-        track.lane, track.slot = lane, slot
-        lane.slots[slot] = track
+        track.lane, track.slot, lane.slots[slot] = lane, slot, track
 
     def _fill(self, lane: _Lane[T], slot: int, now: float) -> None:
         """A slot is free: it goes to the sequence that has waited longest."""
         lane.slots[slot] = None
         if lane.retiring:
             self._leave(lane)
-        elif lane.away:
-            return
-        elif self._backlog:
+        elif self._backlog and not lane.away:
             track = self._backlog.popitem(last=False)[0]
             self._give(track, lane, slot)
             self._feed(track, now)
-        else:
+        elif not lane.away:
             heappush(self._free, (slot, lane.instance))
 
     def _leave(self, lane: _Lane[T]) -> None:
