@@ -1,11 +1,11 @@
-"""What streams need of a model to drop frames: its concurrency, and where drops are counted; and late requests."""
+"""What streams need of a model to drop frames: its concurrency, and where drops are counted; late requests; rest."""
 
 import asyncio
 from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, write
+from tests.modelserver.models.rig import IO, config, ensemble, serving, tensor, until, write
 
 from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import InferRequest
@@ -58,5 +58,21 @@ def test_request_whose_deadline_has_passed_is_rejected_by_the_first_step_of_an_e
             late = await server.ask("both", tensor("IN", [[1.0]]), deadline=monotonic() - 1.0).error()
             assert late.kind is Kind.DEADLINE_EXCEEDED
             assert await server.numbers("both", tensor("IN", [[1.0]])) == [[1.0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
+def test_instances_without_requests_do_not_wake_each_other_for_a_resource(tmp_path: Path, strategy: str) -> None:
+    group = 'instance_group { count: 4 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
+    write(tmp_path, "m", config(f"{group} sequence_batching {{ {strategy} }}"))
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("m",), limited=True) as server:
+            ready = asyncio.get_running_loop().__dict__["_ready"]
+            for _ in range(3):
+                one = tensor("IN", [[1.0]])
+                await server.numbers("m", one, sequence_id=1, sequence_start=True, sequence_end=True)
+                await until("the event loop has nothing to do", lambda: not ready)
 
     asyncio.run(main())

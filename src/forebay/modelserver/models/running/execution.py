@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic_ns
 from typing import Final
 
@@ -116,14 +116,20 @@ class Executor:
         self.hidden: frozenset[str] = frozenset()
         """Outputs withheld from clients."""
 
-    def idle(self) -> Iterator[int]:
-        """Idle instances that may run a batch now, lowest first."""
+    def idle(self, resting: Collection[int] = ()) -> Iterator[int]:
+        """Idle instances that may run a batch now, lowest first.
+
+        `resting` have nothing to run: where resources are scarce, they ask for none and are left out.
+        """
         process = self._process
-        if self._resources.scarce:
+        scarce = self._resources.scarce
+        if scarce:
             for instance in range(process.instances):
-                if not process.usable(instance) and not process.outstanding(instance):
+                if not process.outstanding(instance) and (instance in resting or not process.usable(instance)):
                     self._resources.withdraw(instance)
         for instance in range(process.instances):
+            if scarce and instance in resting:
+                continue
             if process.usable(instance) and not process.outstanding(instance) and self._resources.take(instance):
                 yield instance
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from struct import pack
 from time import monotonic
@@ -44,6 +44,9 @@ class SequenceScheduler:
         self._moved = asyncio.Event()
         self._usable = set(executor.usable())
         """Those whose process was up at the last look."""
+        self._resting: dict[int, float] = {}
+        """Those that had nothing to run at the last look, and until when at least if nothing changes: if they asked
+        for scarce resources whenever one of them was granted some, they would wake each other for ever."""
         self._initial = {state.input: _initial(state, config, folder) for state in batching.states}
         self._states = tuple(state.output for state in batching.states)
         self._loop = asyncio.get_running_loop()
@@ -67,7 +70,7 @@ class SequenceScheduler:
                 self._sequencer.retire(instance)
         self._instances = set(range(instances))
         self._leaving &= self._instances
-        self.wake()
+        self._change()
 
     def retire(self, instances: int) -> None:
         """New sequences go to the first so many instances only; `left` waits until the others have none."""
@@ -75,7 +78,7 @@ class SequenceScheduler:
         for instance in self._instances - set(range(instances)) - self._leaving:
             self._sequencer.retire(instance)
             self._leaving.add(instance)
-        self.wake()
+        self._change()
 
     async def left(self) -> None:
         """Wait until the sequences of all instances that `retire` has named have ended, or it is closed."""
@@ -106,7 +109,7 @@ class SequenceScheduler:
             now=monotonic(),
             timeout_s=request.timeout_us / 1e6,
         )
-        self.wake()
+        self._change()
 
     def cancel(self, call: Call) -> None:
         """Cancel a request and those queued after it in its sequence, which cannot run without it."""
@@ -115,13 +118,18 @@ class SequenceScheduler:
             return
         for other in self._sequencer.cancel(call, monotonic()):
             self._executor.fail(other, Refused(Kind.CANCELLED, "an earlier request was cancelled"), Reason.CANCELED)
-        self.wake()
+        self._change()
 
     def wake(self) -> None:
         """Check soon whether a batch can start."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
+
+    def _change(self) -> None:
+        """Sequences or instances have changed: look at all instances soon."""
+        self._resting.clear()
+        self.wake()
 
     def close(self, refused: Refused) -> None:
         """Fail all queued requests with this error; no batch runs any more."""
@@ -135,18 +143,21 @@ class SequenceScheduler:
         self._woken = False
         now = monotonic()
         self._note_lost(now)
+        due = self._sequencer.due()
+        if due is not None and due <= now:
+            self._resting.clear()
         # before instances are polled: a sequence that expires here may free its slot for a waiting one
         for call in self._sequencer.expire(now):  # as in Triton, no request id before the text
             self._executor.fail(call, Refused(Kind.UNAVAILABLE, BACKLOG_EXPIRED), Reason.REJECTED)
-        times = []
-        for instance in self._executor.idle():
+        self._resting = {instance: until for instance, until in self._resting.items() if until > now}
+        for instance in self._executor.idle(self._resting):
             verdict = self._sequencer.poll(instance, now)
             if isinstance(verdict, Run):
                 self._start(verdict)
                 continue
             self._executor.spare(instance)
-            if isinstance(verdict, WaitUntil):
-                times.append(verdict.at)
+            self._resting[instance] = verdict.at if isinstance(verdict, WaitUntil) else inf
+        times = [until for until in self._resting.values() if until < inf]
         due = self._sequencer.due()
         if due is not None:
             times.append(due)
@@ -157,6 +168,8 @@ class SequenceScheduler:
     def _note_lost(self, now: float) -> None:
         """End the sequences of lost processes, which held the model's state, even if none of their requests runs."""
         usable = set(self._executor.usable())
+        if usable != self._usable:
+            self._resting.clear()
         for instance in sorted(self._usable - usable):
             self._fail(self._sequencer.lost(instance, now), LOST)
         self._usable = usable
@@ -215,6 +228,7 @@ class SequenceScheduler:
             self._sequencer.done(run, now)
         if done.failure is not None and done.failure.kind is Kind.UNAVAILABLE:
             self._fail(self._sequencer.lost(run.instance, now), LOST)
+        self._resting.clear()
         self._pump()
 
     def _finish_iteration(self, run: "Run[Call]", rescheduled: "tuple[Call, ...]", now: float) -> None:
