@@ -337,8 +337,7 @@ class Sequencer(Generic[T]):
         return instance not in self._lanes
 
     def end(self) -> list[T]:
-        """End everything: all queued requests are removed and returned, in the order of arrival, and new sequences
-        are rejected (UNAVAILABLE, as Triton does while it stops).
+        """Remove and return all queued requests, in the order of arrival; new sequences are rejected, as in Triton.
 
         `done` is not needed for current runs, but allowed.
         """
@@ -408,7 +407,8 @@ class Sequencer(Generic[T]):
         """Sequences of the backlog that get the slots of those whose last request runs: they only wait their turn."""
         lanes = [] if self._batching.iterative else [lane for lane in self._lanes.values() if not lane.retiring]
         held = [track for lane in lanes for track in lane.slots if track is not None]
-        return set(list(self._backlog)[: sum(track.closed and not track.waiting for track in held)])
+        freed = sum(track.closed and not track.waiting for track in held)
+        return {track for track, _ in zip(self._backlog, range(freed), strict=False)}
 
     def _place(self, track: _Track[T]) -> None:
         if self._free:

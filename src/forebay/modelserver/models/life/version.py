@@ -89,12 +89,9 @@ class Version:
     def healthy(self) -> bool:
         """Whether it is ready, and sleeps or has at least one instance that is up."""
         process = self._process
-        return self.state is State.READY and (
-            process is None
-            or self.dormant  # its processes are being stopped or started
-            or not process.instances
-            or any(map(process.alive, range(process.instances)))
-        )
+        if process is None or self.dormant or not process.instances:  # dormant: they are being stopped or started
+            return self.state is State.READY
+        return self.state is State.READY and any(map(process.alive, range(process.instances)))
 
     @property
     def key(self) -> str:
