@@ -114,6 +114,22 @@ def test_repeated_characters_without_a_blank_are_merged(numbers: list[int], want
     assert model.read(np.array(numbers, np.int64), sure) == (wanted, 0.5 if wanted else 0.0)
 
 
+@pytest.mark.parametrize("others", [0, 7])
+def test_line_that_the_check_turned_by_mistake_is_read_as_it_was(others: int) -> None:
+    """White at the left is the start of a text that can be read."""
+    strips = np.zeros((2 + others, 48, 320, 3), np.uint8)
+    strips[0, :, -20:] = strips[1:, :, :20] = 255
+
+    def reader(pixels: Array) -> tuple[Array, Array]:
+        legible = pixels[:, 0, 0, 0] > 0
+        return np.tile([0, 5], (len(pixels), 1)), np.array([[1.0, 0.95 if each else 0.4] for each in legible])
+
+    found = upright.best(reader, strips, [320] * len(strips), {0, 1})
+
+    assert sorted(found) == list(range(len(strips)))
+    assert all(upright.certainty(*found[place]) == 0.95 for place in found)
+
+
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=300))
 def test_lines_are_recognized_in_batches_each_once(widths: list[int]) -> None:
     found = upright.groups(widths)

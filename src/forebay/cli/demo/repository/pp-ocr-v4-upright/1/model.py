@@ -7,6 +7,8 @@ import triton_python_backend_utils as pb_utils
 READER = "pp-ocr-v4-read"
 TURNED_MIN = 0.9
 """Score from which on a line counts as upside down and is turned."""
+CERTAIN_MIN = 0.8
+"""Mean score of the characters of a turned line below which it is also read as it was: the check may be wrong."""
 LINES_MAX, COLUMNS_MAX = 6, 8192
 """Batch limits: number of lines, and total width in pixels."""
 WIDTH_MIN = 320
@@ -23,29 +25,51 @@ class TritonPythonModel:
         lines, widths, sides = (
             pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("LINE", "WIDTH", "SIDE")
         )
-        said = []
-        for group in groups(widths.tolist()):
-            width = max(WIDTH_MIN, *(widths[place] for place in group))
-            pixels = np.zeros((len(group), 3, lines.shape[1], width), np.float32)
-            for row, place in enumerate(group):
-                used = lines[place, :, : widths[place]]
-                if sides[place, 1] > TURNED_MIN:
-                    used = used[::-1, ::-1]
-                pixels[row, :, :, : widths[place]] = used.transpose(2, 0, 1) / 127.5 - 1
-            said.append((group, *read(pixels)))
-        places = max(numbers.shape[1] for _, numbers, _ in said)
+        turned = {place for place in range(len(lines)) if sides[place, 1] > TURNED_MIN}
+        found = best(read, lines, widths.tolist(), turned)
+        places = max(len(numbers) for numbers, _ in found.values())
         characters = np.zeros((len(lines), places), np.int64)
         sure = np.zeros((len(lines), places), np.float32)
-        for group, numbers, chances in said:
-            characters[group, : numbers.shape[1]] = numbers
-            sure[group, : chances.shape[1]] = chances
+        for place, (numbers, chances) in found.items():
+            characters[place, : len(numbers)] = numbers
+            sure[place, : len(chances)] = chances
         tensors = (("CHARACTER", characters), ("SURE", sure))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
 
 
+def best(reader, lines, widths, turned):
+    """The recogniser's output for each line, by place. Turned lines that read badly are read as they were, too."""
+    found = recognised(reader, lines, widths, range(len(lines)), turned)
+    doubtful = [place for place in turned if certainty(*found[place]) < CERTAIN_MIN]
+    for place, other in recognised(reader, lines, widths, doubtful, ()).items():
+        found[place] = max(found[place], other, key=lambda each: certainty(*each))
+    return found
+
+
+def recognised(reader, lines, widths, places, turned):
+    """The recogniser's output for these lines, by place; those in `turned` are turned before."""
+    found = {}
+    for numbers in groups([widths[place] for place in places]):
+        group = [places[number] for number in numbers]
+        width = max(WIDTH_MIN, *(widths[place] for place in group))
+        pixels = np.zeros((len(group), 3, lines.shape[1], width), np.float32)
+        for row, place in enumerate(group):
+            used = lines[place, :, : widths[place]]
+            if place in turned:
+                used = used[::-1, ::-1]
+            pixels[row, :, :, : widths[place]] = used.transpose(2, 0, 1) / 127.5 - 1
+        found.update(zip(group, zip(*reader(pixels), strict=True), strict=True))
+    return found
+
+
+def certainty(numbers, chances):
+    """The mean score of a line's characters; 0 if there are none."""
+    return float(chances[numbers != 0].mean()) if numbers.any() else 0.0
+
+
 def groups(widths):
     """Batches of lines of about the same width, to minimise padding."""
-    found = [[]]
+    found = [[]] if widths else []
     for place in sorted(range(len(widths)), key=lambda place: widths[place]):
         together = len(found[-1]) + 1
         if found[-1] and (together > LINES_MAX or together * widths[place] > COLUMNS_MAX):
