@@ -79,6 +79,7 @@ def test_lines_are_in_reading_order(places: list[tuple[int, int, int, int]]) -> 
         ([(10, 10), (30, 10), (30, 110), (10, 110)], 240),
         ([(0, 0), (1, 0), (1, 1), (0, 1)], 48),
         ([(5, 5), (5, 5), (5, 5), (5, 5)], 48),
+        ([(0, 0), (500, 0), (500, 1), (0, 1)], lines.LENGTH_MAX),
     ],
 )
 def test_cropped_lines_have_the_network_height(corners: list[tuple[int, int]], length: int) -> None:

@@ -133,6 +133,19 @@ def test_model_called_by_a_step_is_loaded_with_it(served: Served, tmp_path: Path
         assert answer["text"] == "\n".join(WORDS)
 
 
+def test_ocr_reads_a_strip_that_is_far_longer_than_a_page(served: Served) -> None:
+    strip = Image.new("RGB", (6000, 60), "white")
+    font = ImageFont.load_default(36)
+    for place, words in enumerate(WORDS * 3):
+        ImageDraw.Draw(strip).text((40 + 660 * place, 10), words, fill="black", font=font)
+    (across,), (down,) = (
+        ask(served, "ocr", "pp-ocr-v4", file_of(each)) for each in (strip, strip.rotate(90, expand=True))
+    )
+    assert [across["text"].count(words) for words in WORDS] == [3] * len(WORDS)
+    assert [down["text"].count(words) for words in WORDS] == [3] * len(WORDS)
+    assert max(x for line in across["lines"] for x, _ in line["box"]) > 40 + 660 * 8
+
+
 def test_ocr_of_an_empty_page_returns_no_lines(served: Served) -> None:
     (answer,) = ask(served, "ocr", "pp-ocr-v4", file_of(Image.new("L", (200, 100), 255)))
     assert (answer["text"], answer["lines"], answer["width"]) == ("", [], 200)

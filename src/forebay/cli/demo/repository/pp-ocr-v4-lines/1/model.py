@@ -22,6 +22,8 @@ LINES_MAX = 256
 """Maximum number of lines per page, from the top."""
 COLUMNS_MAX = 640_000
 """Maximum total width of all lines, padded to the widest, to bound the memory: longer lines are squeezed."""
+LENGTH_MAX = 20_000
+"""Maximum width of a line: the memory that the recogniser needs grows with its square."""
 HEIGHT, WIDTH_MIN = 48, 320
 """Minimum width, as in the recogniser's training."""
 BEGINNING, SQUEEZED = 192, 2
@@ -114,7 +116,7 @@ def cut(page, box):
     height = max(math.dist(box[0], box[3]), math.dist(box[1], box[2]), 1.0)
     if height / width >= UPRIGHT:
         box, width, height = np.roll(box, -1, axis=0), height, width
-    length = max(1, math.ceil(HEIGHT * width / height))
+    length = min(LENGTH_MAX, max(1, math.ceil(HEIGHT * width / height)))
     target = np.array([[0, 0], [length, 0], [length, HEIGHT], [0, HEIGHT]], np.float32)
     turn = cv2.getPerspectiveTransform(box.astype(np.float32), target)
     return cv2.warpPerspective(page, turn, (length, HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)

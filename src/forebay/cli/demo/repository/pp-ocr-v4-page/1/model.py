@@ -1,5 +1,7 @@
 """The first step of OCR: decodes a file to pixels, as they are and as the text detector needs them."""
 
+import math
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -7,6 +9,8 @@ from .imaging import BadImage, decode, resized
 
 PAGE_SIDE_MAX = 2000
 """Pages with a longer side are scaled down; print of usual size is still legible."""
+STRIP_PIXELS_MAX = PAGE_SIDE_MAX**2 // 4
+"""Strips, more than four times as long as they are wide, may be longer: up to this many pixels."""
 SIDE_MIN = 736
 """Minimum length of the shorter side for the detector."""
 STEP = 32
@@ -26,13 +30,19 @@ class TritonPythonModel:
         except BadImage as error:
             refused = pb_utils.TritonError(f"image: {error}", pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=refused)
-        page = scaled(picture.pixels, min(1.0, PAGE_SIDE_MAX / max(picture.pixels.shape[:2])), 1)
+        page = scaled(picture.pixels, min(1.0, factor_max(picture.pixels.shape[:2])), 1)
         tensors = (
             ("PAGE", page),
             ("PIXELS", seen(page)),
             ("SIZE", np.array([picture.width, picture.height], np.int32)),
         )
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+
+
+def factor_max(sides):
+    """How much a picture may be enlarged; below 1, how much it has to be scaled down."""
+    longer, shorter = max(sides), max(STEP, min(sides))
+    return max(PAGE_SIDE_MAX / longer, math.sqrt(STRIP_PIXELS_MAX / (longer * shorter)))
 
 
 def scaled(pixels, factor, step):
@@ -44,6 +54,6 @@ def scaled(pixels, factor, step):
 def seen(page):
     """The detector's input: FP32 [1, 3, height, width], -1 to 1, BGR."""
     sides = page.shape[:2]
-    factor = min(max(1.0, SIDE_MIN / min(sides)), PAGE_SIDE_MAX / max(sides))
+    factor = min(max(1.0, SIDE_MIN / min(sides)), factor_max(sides))
     pixels = scaled(page, factor, STEP)[:, :, ::-1].transpose(2, 0, 1)[np.newaxis]
     return np.ascontiguousarray(pixels.astype(np.float32) / 127.5 - 1)
