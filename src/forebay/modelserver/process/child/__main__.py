@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 from forebay.modelserver.process import placement
 
@@ -35,13 +36,22 @@ def survive_sigterm() -> None:
     def handle(number: int, frame: object) -> None:
         pass
 
+    masks = threading.local()
+
+    def block() -> None:  # else a copy that is ended at once might still handle it
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
     def reset() -> None:
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
 
     signal.signal(signal.SIGTERM, handle)
     signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=reset)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def _run_exit_handlers() -> None:
