@@ -94,7 +94,7 @@ def test_warmup_input_is_reshaped_and_can_include_controls(tmp_path: Path) -> No
             control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } } }
         model_warmup { name: "w" batch_size: 1
             inputs { key: "IN" value { data_type: TYPE_FP32 dims: [2, 2] zero_data: true } }
-            inputs { key: "READY" value { data_type: TYPE_INT32 dims: [1, 1] random_data: true } } }
+            inputs { key: "READY" value { data_type: TYPE_INT32 dims: [1] random_data: true } } }
     """
     reshaped = config(text, dims="4").replace("dims: [4]", "dims: [2, 2] reshape { shape: [4] }", 1)
     write(tmp_path, "m", reshaped, source)

@@ -103,8 +103,9 @@ def _made(config: ModelConfig) -> set[str]:
 
 
 def _tensor(config: ModelConfig, name: str, given: WarmupInput, folder: Path, sample: str) -> Tensor:
-    batched = config.max_batch > 0 and name not in _made(config)
-    shape = (1, *given.dims) if batched else given.dims
+    # what describes the whole batch has no batch dimension
+    whole = name in _made(config) and any(name in each.targets for each in config.batch_inputs)
+    shape = (1, *given.dims) if config.max_batch > 0 and not whole else given.dims
     # an empty string is encoded as its length prefix
     size_bytes = prod(given.dims) * ELEMENT_BYTES.get(given.datatype, LENGTH.size)
     if size_bytes > BYTES_MAX:
