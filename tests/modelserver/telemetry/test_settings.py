@@ -1,5 +1,8 @@
-"""Trace and log settings: valid changes, and rejected ones."""
+"""Trace and log settings: valid changes, rejected ones, and extreme ones."""
 
+import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from tests.modelserver.http.rig import FakeModels
 from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.settings import ServerSettings
+from forebay.modelserver.telemetry.trace_files import TraceFiles
 from forebay.modelserver.telemetry.tracing import Sampler, TraceSettings, Tracing
 
 OFF = {
@@ -151,3 +155,20 @@ def test_invalid_log_settings_are_rejected(change: dict[str, Any], kind: Kind, t
     assert refused.value.kind is kind
     assert refused.value.text.startswith(text)
     assert it.logging() == before
+
+
+def test_traces_of_a_very_large_file_are_neither_lost_nor_all_kept_in_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        files = TraceFiles(structlog.get_logger())
+        traces = TraceSettings(Tracing(("TIMESTAMPS",), rate=1, log_frequency=1_000_000, file=str(tmp_path / "t")))
+        sampler = traces.sampler("m")
+        for _ in range(3):
+            for _ in range(40_000):
+                files.add(sampler, b"0")
+            await files.flush(traces, last=False)
+            assert len(sampler.traces) < 50_000
+        await files.flush(traces, last=True)
+        assert sum(len(json.loads(each.read_bytes())) for each in tmp_path.iterdir()) == 120_000
+        assert files.lost == 0
+
+    asyncio.run(main())

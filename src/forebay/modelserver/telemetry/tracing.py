@@ -13,6 +13,8 @@ TENSORS: Final = "TENSORS"
 UNLIMITED: Final = -1
 _UINT32_MAX: Final = 2**32 - 1
 _INT32_MAX: Final = 2**31 - 1
+FILE_TRACES_MAX: Final = 50_000
+"""A numbered file is written at the latest when it has so many: until then its traces are in memory."""
 MODE: Final = "triton"
 """Traces are written to files; Triton's other mode exports to OpenTelemetry."""
 
@@ -71,7 +73,7 @@ class Sampler:
         self.traces.append(trace)
         self._under_way -= 1
         frequency = self.setting.log_frequency
-        if frequency and len(self.traces) >= frequency:
+        if frequency and len(self.traces) >= min(frequency, FILE_TRACES_MAX):
             return True
         return self.left == 0 and self._under_way == 0
 
