@@ -14,7 +14,8 @@ from forebay.modelserver.telemetry.tracing import Sampler, TraceSettings
 
 WRITE_EVERY_S: Final = 1.0
 WAITING_MAX: Final = 100_000
-"""Traces waiting to be written; more are dropped and counted."""
+WAITING_BYTES_MAX: Final = 256 * 2**20
+"""Traces that have not been written; more are dropped and counted."""
 
 
 class _Batch(NamedTuple):
@@ -28,13 +29,17 @@ class _Batch(NamedTuple):
 class TraceFiles:
     """Collects traces and writes them periodically, outside the event loop.
 
-    A numbered file is written once; the plain file of a setting grows.
+    A numbered file is written once, before it has all of its traces if they are too many to be kept; the plain file
+    of a setting grows.
     """
 
     def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
         self._log = log
         self._waiting: deque[_Batch] = deque()
         self._count = 0
+        self._bytes = 0
+        self._full = False
+        """A trace was dropped: all others are to be written."""
         self._begun: set[str] = set()
         self._numbers: dict[str, int] = {}
         self.lost = 0
@@ -42,7 +47,15 @@ class TraceFiles:
 
     def add(self, sampler: Sampler, trace: bytes) -> None:
         """Add one trace: comma-separated JSON objects."""
-        if sampler.add(trace):
+        if self._count >= WAITING_MAX or self._bytes + len(trace) > WAITING_BYTES_MAX:
+            self._full = True
+            self.lost += 1
+            due = sampler.add(None)
+        else:
+            self._count += 1
+            self._bytes += len(trace)
+            due = sampler.add(trace)
+        if due:
             self._take(sampler, numbered=True)
 
     def retire(self, sampler: Sampler) -> None:
@@ -57,24 +70,22 @@ class TraceFiles:
 
     async def flush(self, settings: TraceSettings, *, last: bool) -> None:
         """Write what is waiting; incomplete numbered files wait for more traces unless `last`."""
+        full, self._full = self._full, False
         for sampler in settings.samplers():
-            if last or not sampler.setting.log_frequency:
+            if last or full or not sampler.setting.log_frequency:
                 self.retire(sampler)
         batches = list(self._waiting)
         self._waiting.clear()
-        self._count = 0
         if batches:
             await asyncio.to_thread(self._write, batches)
+        for batch in batches:
+            self._count -= len(batch.traces)
+            self._bytes -= sum(map(len, batch.traces))
 
     def _take(self, sampler: Sampler, *, numbered: bool) -> None:
         traces, sampler.traces = sampler.traces, []
-        if not traces:
-            return
-        if self._count + len(traces) > WAITING_MAX:
-            self.lost += len(traces)
-            return
-        self._count += len(traces)
-        self._waiting.append(_Batch(sampler.setting.file, numbered, traces))
+        if traces:
+            self._waiting.append(_Batch(sampler.setting.file, numbered, traces))
 
     def _write(self, batches: Sequence[_Batch]) -> None:
         for batch in batches:

@@ -15,7 +15,10 @@ from forebay.wire.oip import tensors
 INPUT: Final = "TENSOR_QUEUE_INPUT"
 OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
 TRACED_ELEMENTS_MAX: Final = 1000
-"""Larger tensors are traced without their data."""
+TRACED_TENSORS_MAX: Final = 10_000
+"""Later ones of a decoupled request are not traced."""
+TRACED_BYTES_MAX: Final = 65_536
+"""Larger tensors, and strings of more bytes, are traced without their data."""
 _encode = msgspec.json.Encoder().encode
 Stamps = list[tuple[str, int]]
 _FRONTS: Final = {
@@ -59,7 +62,9 @@ def _is_small(tensor: Tensor) -> bool:
     count = prod(tensor.shape)
     if not 0 <= count <= TRACED_ELEMENTS_MAX:
         return False
-    return tensor.datatype is Datatype.BYTES or len(tensor.data) == count * ELEMENT_BYTES[tensor.datatype]
+    if tensor.datatype is Datatype.BYTES:
+        return len(tensor.data) <= TRACED_BYTES_MAX
+    return len(tensor.data) == count * ELEMENT_BYTES[tensor.datatype]
 
 
 class Traced(Protocol):
@@ -116,7 +121,7 @@ class Step:
             if not self.first_ns:
                 self.first_ns = monotonic_ns()
                 self.version = response.version or self.version
-            if self._keep:
+            if self._keep and len(self.tensors) < TRACED_TENSORS_MAX:
                 self.tensors += kept(OUTPUT, response.outputs)
         if final:
             self.end_ns = monotonic_ns()

@@ -68,9 +68,10 @@ class Sampler:
         self._under_way += 1
         return True
 
-    def add(self, trace: bytes) -> bool:
-        """Add a trace; returns whether the collected traces should be written to a numbered file now."""
-        self.traces.append(trace)
+    def add(self, trace: bytes | None) -> bool:
+        """Add a trace, None if it was dropped; returns whether to write the collected ones to a numbered file now."""
+        if trace is not None:
+            self.traces.append(trace)
         self._under_way -= 1
         frequency = self.setting.log_frequency
         if frequency and len(self.traces) >= min(frequency, FILE_TRACES_MAX):

@@ -15,7 +15,16 @@ from forebay.modelserver.server import ModelServer
 from forebay.modelserver.telemetry.latencies import Latencies
 from forebay.modelserver.telemetry.logs import LogSettings
 from forebay.modelserver.telemetry.trace_files import TraceFiles
-from forebay.modelserver.telemetry.traced import INPUT, OUTPUT, Passage, Step, TracedTensor, kept, trace
+from forebay.modelserver.telemetry.traced import (
+    INPUT,
+    OUTPUT,
+    TRACED_TENSORS_MAX,
+    Passage,
+    Step,
+    TracedTensor,
+    kept,
+    trace,
+)
 from forebay.modelserver.telemetry.tracing import TENSORS, Sampler, TraceSettings
 
 
@@ -179,7 +188,7 @@ class ObservedRequest:
             if not self.first_ns:
                 self.first_ns = monotonic_ns()
                 self.version = response.version or self.version
-            if self._keeps:
+            if self._keeps and len(self.tensors) < TRACED_TENSORS_MAX:
                 self.tensors += kept(OUTPUT, response.outputs)
         if final:
             self.end_ns = monotonic_ns()
