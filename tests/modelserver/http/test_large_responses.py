@@ -5,10 +5,12 @@ import contextlib
 from typing import Any
 
 import msgspec
+import pytest
 from tests.modelserver.http.rig import json_of, rig
 from tests.net.rig import peer, post, run, until
 
 from forebay.core.serving.config import Datatype
+from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferResponse, Tensor
 from forebay.modelserver.http.inferring import WAITING_ANSWERS
 from forebay.wire.oip.infer_answer import CLASSIFIED_AT_ONCE_MAX
@@ -78,7 +80,10 @@ def test_pending_large_responses_are_bounded_and_released_on_disconnect() -> Non
     run(main())
 
 
-def test_outputs_with_many_classes_are_written_in_a_thread() -> None:
+def test_outputs_with_many_classes_are_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unloaded(*_: object) -> None:
+        raise Refused(Kind.UNAVAILABLE, "unloaded")
+
     async def main() -> None:
         async with rig() as it:
             inferring, many = it.front._infer, CLASSIFIED_AT_ONCE_MAX + 1
@@ -90,6 +95,7 @@ def test_outputs_with_many_classes_are_written_in_a_thread() -> None:
             async with asyncio.TaskGroup() as group:
                 answer = group.create_task(it.infer("echo", head, bytes(4 * many)))
                 await until(lambda: inferring.waiting_bytes == 4 * many)
+                monkeypatch.setattr(it.models, "labels", unloaded)
                 inferring._apart.release()
             assert json_of(answer.result())["outputs"][0]["shape"] == [many]
 

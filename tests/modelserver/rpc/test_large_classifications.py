@@ -10,6 +10,7 @@ from tests.modelserver.rpc.rig import Rig, infer_request, rig, until
 from tests.net.rig import run
 from tritonclient.grpc import service_pb2 as pb
 
+from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.rpc import calls
 from forebay.wire.oip.infer_answer import CLASSIFIED_AT_ONCE_MAX
 
@@ -62,6 +63,28 @@ def test_responses_do_not_overtake_one_that_is_being_classified(tmp_path: Path) 
         async with rig(tmp_path) as it:
             found = await it.stream([classified("split", id="1"), classified("twice", id="2")])
             assert told(found) == [("1", MANY, False), ("2", MANY, False), ("2", MANY, True)]
+
+    run(main())
+
+
+def test_a_model_that_is_unloaded_meanwhile_has_given_its_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise Refused(Kind.UNAVAILABLE, "unloaded")
+
+    async def main() -> None:
+        async with rig(tmp_path) as it, asyncio.TaskGroup() as group:
+            context = it.front.context
+            await context.apart.acquire()
+            message = classified("batches")
+            message.inputs[0].shape[:] = [1, MANY]
+            alone, streamed = it.stub.ModelInfer(message), group.create_task(it.stream([message]))
+            await until(lambda: context.waiting_bytes == 2 * SIZE)
+            monkeypatch.setattr(it.models, "labels", gone)
+            context.apart.release()
+            found = [await alone, (await streamed)[0].infer_response]
+            assert [each.raw_output_contents[0].count(b":1:dog") for each in found] == [1, 1]
 
     run(main())
 

@@ -200,7 +200,18 @@ def _text(value: bytes) -> str:
 class Inference:
     """A request in flight that gets one response."""
 
-    __slots__ = ("_asked", "_body", "_exchange", "_headers", "_long", "_owner", "_refused", "_responses", "_view")
+    __slots__ = (
+        "_asked",
+        "_body",
+        "_exchange",
+        "_headers",
+        "_known",
+        "_long",
+        "_owner",
+        "_refused",
+        "_responses",
+        "_view",
+    )
 
     def __init__(self, exchange: Exchange, asked: Asked, view: ModelView, owner: Inferring) -> None:
         self._exchange = exchange
@@ -208,6 +219,8 @@ class Inference:
         self._view = view
         self._owner = owner
         self._responses = 0
+        self._known: dict[str, Sequence[str]] = {}
+        """Labels by output, as far as they have been looked up."""
         self._long: InferResponse | None = None
         """Copy of a response that takes long to write."""
         self._refused: Refused | None = None
@@ -252,6 +265,9 @@ class Inference:
         owner, size = self._owner, _size(response)
         if owner.waiting_bytes and owner.waiting_bytes + size > WAITING_ANSWERS * owner.json_output_bytes_max:
             raise Refused(Kind.UNAVAILABLE, "too many large responses are being written as JSON; request binary_data")
+        for tensor in response.outputs:
+            if self._asked.forms.get(tensor.name, self._asked.others).classes:
+                self._labels(tensor.name)  # now: the model may be unloaded before they are needed
         self._long = response.copied()
 
     def _writes_long(self, response: InferResponse) -> bool:
@@ -325,7 +341,11 @@ class Inference:
         self._exchange.respond(200, self._headers, body)
 
     def _labels(self, output: str) -> Sequence[str]:
-        return self._owner.models.labels(self._view.config.name, self._view.version, output)
+        labels = self._known.get(output)
+        if labels is None:
+            view = self._view
+            labels = self._known[output] = self._owner.models.labels(view.config.name, view.version, output)
+        return labels
 
 
 def _size(response: InferResponse) -> int:

@@ -64,6 +64,7 @@ class Inference(Unary):
             if self._error is None and self._count == 1:
                 try:
                     if self._writer.takes_long(response):
+                        self._writer.look_up(response)
                         self._long = self.context.kept(response)
                     else:
                         self._found = self._writer.write(response)

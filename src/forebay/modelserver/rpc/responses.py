@@ -1,6 +1,6 @@
 """Encoding of ModelInfer responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,12 +28,14 @@ class Writer:
     times, and describing a small tensor takes it longer than all the rest of a response.
     """
 
-    __slots__ = ("_models", "_view", "_wanted")
+    __slots__ = ("_labels", "_models", "_view", "_wanted")
 
     def __init__(self, models: Models, view: ModelView, wanted: Mapping[str, Wanted]) -> None:
         self._models = models
         self._view = view
         self._wanted = wanted
+        self._labels: dict[str, Sequence[str]] = {}
+        """Labels by output, as far as they have been looked up."""
 
     def write(self, response: InferResponse) -> bytes:
         """Encode a ModelInferResponse; outputs for shared memory are written there.
@@ -74,14 +76,22 @@ class Writer:
                 return True
         return False
 
+    def look_up(self, response: InferResponse) -> None:
+        """Get from the model what encoding the response takes: it may be unloaded before. Raises `Refused`."""
+        for tensor in response.outputs:
+            form = self._wanted.get(tensor.name)
+            if form is not None and form.classes:
+                self._find_labels(tensor.name)
+
+    def _find_labels(self, output: str) -> Sequence[str]:
+        labels = self._labels.get(output)
+        if labels is None:
+            view = self._view
+            labels = self._labels[output] = self._models.labels(view.config.name, view.version, output)
+        return labels
+
     def _classified(self, tensor: Tensor, classes: int) -> Tensor:
-        config, version = self._view.config, self._view.version
-        return classified(
-            tensor,
-            classes,
-            batches=config.max_batch > 0,
-            labels=lambda output: self._models.labels(config.name, version, output),
-        )
+        return classified(tensor, classes, batches=self._view.config.max_batch > 0, labels=self._find_labels)
 
 
 def set_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:

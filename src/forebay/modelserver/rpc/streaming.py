@@ -353,6 +353,7 @@ class _Turn:
         self._late.append(late)
         try:
             if response is not None and self._writer.takes_long(response):
+                self._writer.look_up(response)
                 kept = context.kept(response)
                 late.ready = False
                 context.tasks.create_task(self._encode(kept, late))
