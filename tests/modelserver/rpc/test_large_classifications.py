@@ -89,6 +89,7 @@ def test_a_model_that_is_unloaded_meanwhile_has_given_its_labels(
     run(main())
 
 
+@pytest.mark.interpreted
 def test_too_many_large_outputs_to_classify_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "WAITING_BYTES_MAX", SIZE)
 
