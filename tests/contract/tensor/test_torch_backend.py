@@ -13,6 +13,7 @@ from tests.contract.tensor.models import ask, config, load, run, spec
 
 from forebay.core.serving.config import Datatype, ModelConfig
 from forebay.engines.tensor.arrays import VIEWED_BYTES_MIN
+from forebay.engines.tensor.expressions import is_arithmetic
 from forebay.engines.tensor.protocol import Array, BackendFailed, Response
 from forebay.engines.tensor.torch import ALLOW_PICKLE, UNPACKED_BYTES_MAX
 
@@ -23,6 +24,11 @@ B = np.ones((2, 4), np.float32)
 class AddSub(torch.nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return a + b, a - b
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
 
 
 class Keyed(torch.nn.Module):
@@ -391,3 +397,41 @@ def test_options_are_accepted_and_validated(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1
     with pytest.raises(BackendFailed, match="NUM_THREADS is 'all'; it must be a whole number"):
         load(named("a b", "SUM DIFF", parameters={"NUM_THREADS": "all"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Symbol('s17', positive=True, integer=True)", "Mul(Integer(2), Symbol('s0'))", "s0 + 1", "Max(1, s0//2)", "-1",
+     "FloorDiv(s0, 2)", "Eq(Mod(s0, 8), 0)", "Float('0.5', precision=53)", "2*s0**2"],
+)  # fmt: skip
+def test_arithmetic_is_allowed(text: str) -> None:
+    assert is_arithmetic(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os').system('x')", "s0 + open('/x')", "sympify('x')", "Max('exit()')", "Symbol('a b()')",
+     "().__class__", "s0.__class__", "(lambda: 1)()", "[s0][0]", "lambdify(1, 2)", "1 #\n",
+     "Symbol(Max('exit()'))", "f'{s0}'", "("],
+)  # fmt: skip
+def test_code_is_not_arithmetic(text: str) -> None:
+    assert not is_arithmetic(text)
+
+
+def test_a_program_with_code_as_a_size_is_rejected_without_running_it(tmp_path: Path) -> None:
+    program = torch.export.export(Double(), (torch.ones(2, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    torch.export.save(program, tmp_path / "whole.pt2")
+    folder = tmp_path / "1"
+    folder.mkdir()
+    code = f"__import__('pathlib').Path('{tmp_path / 'ran'}').touch()"
+    with zipfile.ZipFile(tmp_path / "whole.pt2") as whole, zipfile.ZipFile(folder / "model.pt2", "w") as changed:
+        for name in whole.namelist():
+            content = whole.read(name)
+            if name.endswith("models/model.json"):
+                start = content.index(b"Symbol('")
+                content = content.replace(content[start : content.index(b")", start) + 1], code.encode())
+            changed.writestr(name, content)
+
+    with pytest.raises(BackendFailed, match="which would run code"):
+        load(config("pytorch", Datatype.FP32, "identity"), folder)
+    assert not (tmp_path / "ran").exists()

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from forebay.core.serving.config import VARIABLE, Datatype, InstanceKind, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import as_bytes, as_text, joined, made_by, mismatch
 from forebay.engines.tensor.batch import FAILURES
+from forebay.engines.tensor.expressions import only_arithmetic
 from forebay.engines.tensor.gpus import memory_fraction, on_gpu
 from forebay.engines.tensor.protocol import (
     Array,
@@ -230,7 +231,7 @@ def _open(
         )
     match kind:
         case "export":
-            with _weights_only(not allowed):
+            with _weights_only(not allowed), only_arithmetic(not allowed):
                 program = torch.export.load(file)
             if device is not None and torch.cuda.is_available():
                 program = move_to_device_pass(program, device)
