@@ -71,6 +71,14 @@ def serving(folder: Path, models: Sequence[str], *options: str) -> Iterator[Serv
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
+    with serving_repository(folder, repository, *options) as served:
+        yield served
+
+
+@contextmanager
+def serving_repository(folder: Path, repository: Path, *options: str) -> Iterator[Served]:
+    """Serve a repository; stopped at the end. What the server says is in `folder`."""
+    environment = {**os.environ, "FOREBAY_HOME": str(TEST_HOME), "NO_COLOR": "1"}
     ports = free_ports(3)
     words = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
     output = folder / "output"
