@@ -12,6 +12,9 @@ COUNTING = "1, 2, 3, 4,"
 REPEATING = (COUNTING, 8 * "🌊🐟", " ".join(6 * ["日本"]))
 """What comes next is beyond doubt, so that an engine whose sums depend on the batch says it again too: to the token
 that it takes, SmolLM2 gives six times the probability of any other. With half as many repetitions it was 1.4."""
+PENALISED = ("Once upon a time", "The river", "def add(a, b):", "2 + 2 =", "A long time ago")
+"""Answers of which none goes on as it did if the penalty leaves out what was said. With it all of them do, but for
+some on some processors: text that is read at once is rounded differently from text that was generated."""
 LONG = sampling(max_tokens=16, ignore_eos=True)
 
 
@@ -98,11 +101,7 @@ class ResumeContract:
             assert name != "repetition_penalty", "it is about the prompt too, so any engine can do it"
             assert not subject.info.counts_said
         else:
-            # Text that is read at once is rounded differently from text that was generated: on some processors one
-            # of these answers takes another turn, but without the penalty on what was said all of them do.
-            assert any(
-                self._goes_on(subject, prompt, wanted) for prompt in ("Once upon a time", COUNTING, "The river")
-            )
+            assert any(self._goes_on(subject, prompt, wanted) for prompt in PENALISED)
             assert subject.info.counts_said or name == "repetition_penalty"
 
     def _goes_on(self, subject: Subject, prompt: str, wanted: Sampling) -> bool:
