@@ -104,11 +104,10 @@ def test_bodies_that_wait_to_be_read_in_a_thread_are_limited(monkeypatch: pytest
         async with rig() as it, contextlib.AsyncExitStack() as leaving:
             reading = it.front._infer
             await reading._apart.acquire()
-            waiting = []
-            for count in (1, 2):
-                waiting.append(await leaving.enter_async_context(peer(it.server.port)))
-                waiting[-1].send(post(body, target=b"/v2/models/echo/infer"))
-                await until(lambda count=count: reading.reading_bytes == count * len(body))  # type: ignore[misc]
+            waiting = [await leaving.enter_async_context(peer(it.server.port)) for _ in range(2)]
+            for each in waiting:
+                each.send(post(body, target=b"/v2/models/echo/infer"))
+            await until(lambda: reading.reading_bytes == 2 * len(body))
             refused = await it.ask("POST", "/v2/models/echo/infer", body)
             assert (refused.status, "too many large requests" in json_of(refused)["error"]) == (503, True)
             reading._apart.release()

@@ -42,11 +42,11 @@ def test_json_response_over_the_limit_is_rejected_with_a_hint_at_binary() -> Non
 def test_large_responses_of_one_batch_are_bounded() -> None:
     async def main() -> None:
         async with rig(json_output_bytes_max=4 * LONG) as it, contextlib.AsyncExitStack() as leaving:
-            responds = []
-            for n in range(WAITING_ANSWERS + 2):
+            responds: list[Any] = []
+            for _ in range(WAITING_ANSWERS + 2):
                 client = await leaving.enter_async_context(peer(it.server.port))
                 client.send(post(b'{"inputs":[]}', target=b"/v2/models/slow/infer"))
-                await until(lambda n=n: len(it.models.requests) > n)  # type: ignore[misc]
+                await until(lambda: len(it.models.requests) > len(responds))
                 assert it.models.waiting is not None
                 responds.append((client, it.models.waiting))
             out = Tensor("OUT", Datatype.FP32, (LONG,), bytes(4 * LONG))
