@@ -198,7 +198,7 @@ static void prepare(int body_bytes, int interval_us) {
   request_len = sprintf(request, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
                         "authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s", key ? key : "sk-none", n, body);
 }
-static long long gap_us(void) {
+static double gap_us(void) {
   double mean = rate ? 1e6 / rate : 1e6;
   return random_gaps ? -log(1 - drand48()) * mean : mean;
 }
@@ -224,9 +224,10 @@ int main(int argc, char **argv) {
     if (rate) dial(&conns[i]); /* as a pool has them: those dialled while it is late would make a server later still */
     next(&conns[i]);
   }
-  long long due_us = now_us(), begin = due_us + warmup_s * 1e6, end = begin + window_s * 1e6;
+  double due_us = now_us();
+  long long begin = due_us + warmup_s * 1e6, end = begin + window_s * 1e6;
   for (struct epoll_event events[512];;) {
-    long long wait = rate ? due_us - now_us() : 100000;
+    long long wait = rate ? (long long)due_us - now_us() : 100000;
     struct timespec t = {.tv_nsec = wait < 0 ? 0 : (wait > 100000 ? 100000 : wait) * 1000};
     int ready = epoll_pwait2(ep, events, 512, &t, NULL);
     for (int i = 0; i < ready; i++) arrived(events[i].data.ptr);

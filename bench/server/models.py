@@ -4,7 +4,8 @@
 is bge-small-en-v1.5 with int8 weights on 16 token ids, cut down to what clients want of it: the normalised vector of
 the first token. One row of one is microseconds of work, one of the other milliseconds. `ranking` is an ensemble of
 three: 200 candidates for a user by the products of factors, a network of two hidden layers that scores each, and the
-ten best. Its weights are random: how fast it is does not depend on them. All batch.
+ten best; every server runs its files in one process. Its weights are random: how fast it is does not depend on them.
+All batch.
 """
 
 import json
@@ -26,7 +27,10 @@ WIDTHS: Final = {"INT64": 8, "FP32": 4}
 """Bytes of an element."""
 DELAY_US: Final = 500
 """How long a batch waits for company, of servers that can be told."""
-
+IN_PROCESS: Final = 'parameters { key: "forebay.in_process" value { string_value: "true" } }\n'
+"""Forebay then runs the steps of an ensemble in one process, as the others run the files."""
+RUNTIME: Final = "onnxruntime"
+"""The backend."""
 
 CANDIDATES: Final = 200
 """Items that the first step of `ranking` hands to the second."""
@@ -79,15 +83,25 @@ class Model:
         document = {"model_name": self.name, "model_version": "1", "outputs": outputs}
         return json.dumps(document, separators=(",", ":")).encode(), bytes(sum(sizes))
 
-    def configs(self, backend: str) -> dict[str, str]:
-        """The config.pbtxt of each folder, with this backend for what computes."""
-        given = ((self.input, "INT64", len(self.row)),)
+    @property
+    def given(self) -> Tensors:
+        """The inputs."""
+        return ((self.input, "INT64", len(self.row)),)
+
+    def config(self, backend: str) -> str:
+        """The config.pbtxt of one model that does all."""
+        return self._config(Step(self.name, self.given, self.outputs), backend)
+
+    @property
+    def configs(self) -> dict[str, str]:
+        """The config.pbtxt of each folder, with an ensemble where there are steps."""
         if not self.steps:
-            return {self.name: self._config(Step(self.name, given, self.outputs), backend)}
-        found = {step.name: self._config(step, backend) for step in self.steps}
+            return {self.name: self.config(RUNTIME)}
+        found = {step.name: self._config(step, RUNTIME) for step in self.steps}
         steps = ", ".join(_mapped(step) for step in self.steps)
-        whole = f"ensemble_scheduling {{ step [ {steps} ] }}\n"
-        return found | {self.name: f'{self._head(self.name, given, self.outputs)}platform: "ensemble"\n{whole}'}
+        head = self._head(self.name, self.given, self.outputs)
+        whole = f'platform: "ensemble"\nensemble_scheduling {{ step [ {steps} ] }}\n'
+        return found | {self.name: head + whole + IN_PROCESS}
 
     def _config(self, step: Step, backend: str) -> str:
         return f"""{self._head(step.name, step.inputs, step.outputs)}backend: "{backend}"
@@ -152,7 +166,7 @@ def write(folder: Path) -> None:
         **dict.fromkeys(("recall", "score", "choose"), _step),
     }
     for model in MODELS:
-        for name, config in model.configs("onnxruntime").items():
+        for name, config in model.configs.items():
             place = folder / model.name / name
             (place / "1").mkdir(parents=True, exist_ok=True)
             (place / "config.pbtxt").write_text(config)

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from models import DELAY_US, Model
+from models import DELAY_US, IN_PROCESS, Model
 
 REPO: Final = Path(__file__).parents[2]
 COMPILED: Final = Path(os.environ.get("BENCH_COMPILED") or REPO / "build/compiled")
@@ -60,6 +60,8 @@ class Server(NamedTuple):
     ask: Callable[[Model], bytes]
     """A whole request; of gRPC, the message."""
     grpc: bool = False
+    ensembles: bool = False
+    """Only for models with steps."""
 
     def port(self, ports: Ports) -> int:
         """Where it is asked."""
@@ -122,15 +124,22 @@ def _forebay(model: Model, repository: Path, place: Path, ports: Ports) -> Start
     return started._replace(environ={"PYTHONPATH": str(COMPILED)})
 
 
+def _forebay_apart(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
+    """The steps of its ensemble in processes of their own, as without `forebay.in_process`."""
+    shutil.copytree(repository, place)
+    whole = place / model.name / "config.pbtxt"
+    whole.write_text(whole.read_text().replace(IN_PROCESS, ""))
+    return _forebay(model, place, place, ports)
+
+
 def _triton(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
-    for name, config in model.configs("python").items():
-        (place / name / "1").mkdir(parents=True)
-        (place / name / "config.pbtxt").write_text(config)
-    for name in model.folders:
-        folder = place / name / "1"
-        (folder / "model.onnx").symlink_to(repository / name / "1/model.onnx")
-        shutil.copy(HERE / "peers/triton_model.py", folder / "model.py")
-        shutil.copy(HERE / "peers/chain.py", folder)
+    folder = place / model.name / "1"
+    folder.mkdir(parents=True)
+    (place / model.name / "config.pbtxt").write_text(model.config("python"))
+    for number, name in enumerate(model.folders):
+        (folder / f"{number}.onnx").symlink_to(repository / name / "1/model.onnx")
+    shutil.copy(HERE / "peers/triton_model.py", folder / "model.py")
+    shutil.copy(HERE / "peers/chain.py", folder)
     packages = ORACLE / "lib/python3.10/site-packages"
     python = (ORACLE / "bin/python").resolve().parents[1]
     triton = packages / "pytriton/tritonserver"
@@ -210,6 +219,7 @@ SERVERS: Final[dict[str, Server]] = {
     "forebay_grpc": Server(_forebay, _message, grpc=True),
     "forebay_json": Server(_forebay, _json),
     "forebay_interpreted": Server(_forebay_interpreted, _binary),
+    "forebay_apart": Server(_forebay_apart, _binary, ensembles=True),
     "triton": Server(_triton, _binary),
     "triton_grpc": Server(_triton, _message, grpc=True),
     "triton_json": Server(_triton, _json),

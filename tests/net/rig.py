@@ -5,6 +5,7 @@ import contextlib
 import os
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,17 +19,24 @@ from forebay.net.server import Exchange, Handler, HttpServer
 
 PATIENCE_S = 10.0
 HANG_S = 90.0
-"""No test takes so long: it hangs. The alarm of a test does not get through to a loop that waits in C."""
+"""No test takes so long: it hangs."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a test on the loop that the product uses."""
 
     async def bounded() -> None:
+        asyncio.get_running_loop().call_later(HANG_S, _show_tasks)
         async with asyncio.timeout(HANG_S):
             await main
 
     uvloop.run(bounded())
+
+
+def _show_tasks() -> None:
+    """Print where each task waits: if a cleanup waits too, the test never fails with its own traceback."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.__stderr__)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""A model or a step in Triton's Python backend: one run of the same session for the whole batch."""
+"""A model in Triton's Python backend: one run of the same sessions for the whole batch."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ class TritonPythonModel:
     """Joins the rows of a batch, runs them at once, and hands each request its own."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model."""
-        self.chain = Chain([str(Path(args["model_repository"]) / args["model_version"] / "model.onnx")])
+        """Load the files."""
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.chain = Chain(sorted(map(str, folder.glob("*.onnx"))))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run a batch."""

@@ -2,12 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.core.serving.config import Datatype, InstanceGroup, ModelConfig, Step, TensorSpec, Warmup
+from forebay.core.serving.config import (
+    IN_PROCESS,
+    Datatype,
+    InstanceGroup,
+    ModelConfig,
+    Resource,
+    SequenceBatching,
+    Step,
+    TensorSpec,
+    Warmup,
+)
 from forebay.core.serving.ensemble import Lookup, abreast, check, lacks, load_order
 
 
@@ -206,3 +217,31 @@ def test_concurrency_of_a_model_is_its_number_of_instances() -> None:
     assert abreast(GOOD, lookup(model("a"), two)) == 3
     assert abreast(replace(GOOD, inflight_max=1), lookup(model("a"), two)) == 2
     assert abreast(GOOD, lookup()) == 1
+
+
+def test_steps_in_one_process_must_be_plain_models() -> None:
+    whole = replace(GOOD, parameters={IN_PROCESS: "true"})
+    plain = (replace(model("a"), backend="onnxruntime"), model("b"))
+    assert check(whole, lookup(*plain)).problems == ()
+    assert abreast(whole, lookup(*plain)) == 1
+    start = "ensemble 'e' has forebay.in_process, "
+    assert check(whole, lookup(*MODELS)).problems == (
+        f"{start}but 2 of its models are of the python backend; only one can be",
+    )
+    limited = check(replace(whole, inflight_max=1), lookup(*plain)).problems
+    assert limited == (
+        f"{start}and max_inflight_requests, which limits the requests to the models of other processes",
+    )
+    resources = (InstanceGroup(resources=(Resource("R", 1),)),)
+    odd: dict[str, dict[str, Any]] = {
+        "is an ensemble": {"backend": "ensemble"},
+        "is decoupled": {"decoupled": True},
+        "has sequence_batching": {"sequences": SequenceBatching()},
+        "does not batch, unlike the ensemble": {"max_batch": 0},
+        "has tensors with reshape": {"inputs": (replace(spec("I", 4), reshape=(2, 2)),)},
+        "has rate_limiter resources": {"instances": resources},
+    }
+    for reason, change in odd.items():
+        changed = replace(plain[0], **change)
+        assert f"{start}but model 'a' of its steps {reason}" in check(whole, lookup(changed, plain[1])).problems
+    assert check(whole, lookup(plain[0])).problems == ("ensemble 'e' depends on 'b' which has no loaded version.",)

@@ -180,7 +180,7 @@ WRONG = [
     (
         "parameters { key: 'forebay.pined' }",
         'parameters["forebay.pined"]: unknown parameter; allowed: forebay.age_step_ms, forebay.calls, '
-        "forebay.deadlines, forebay.pinned, forebay.gpu_memory_fraction, forebay.task",
+        "forebay.deadlines, forebay.in_process, forebay.pinned, forebay.gpu_memory_fraction, forebay.task",
     ),
     (
         "parameters { key: 'forebay.calls' value { string_value: 'one,,two' } }",
@@ -198,6 +198,10 @@ WRONG = [
     (
         "parameters { key: 'forebay.deadlines' value { string_value: 'true' } } sequence_batching {}",
         'parameters["forebay.deadlines"]: neither sequences nor ensembles have deadlines',
+    ),
+    (
+        "parameters { key: 'forebay.in_process' value { string_value: 'true' } }",
+        'parameters["forebay.in_process"]: only ensembles have steps to run in one process',
     ),
     (
         "parameters { key: 'forebay.pinned' value { string_value: 'x' } }",

@@ -33,10 +33,20 @@ TURNS_NOTE: Final = (
     "of the machine's speed favour neither."
 )
 ENSEMBLE: Final = "ranking"
+APART: Final = "forebay_apart"
+"""Ours with the steps of an ensemble in processes of their own."""
 ENSEMBLE_NOTE: Final = (
     f"`{ENSEMBLE}` is an ensemble of three models: 200 candidates for a user, a network that scores each, and the "
-    "ten best. Forebay and Triton pass tensors between the processes of the models; the other servers, which have no "
-    "ensembles, and the bare runtime run the three files one after the other in one process."
+    "ten best."
+)
+IN_PROCESS_NOTE: Final = (
+    f"{ENSEMBLE_NOTE} Forebay runs its steps in one process (`forebay.in_process`), and in three as `forebay-apart`; "
+    "the other servers and the bare runtime run the three files one after the other in one process, Triton as a "
+    "Python model."
+)
+APART_NOTE: Final = (
+    f"{ENSEMBLE_NOTE} Forebay and Triton passed tensors between the processes of the models; the other servers and "
+    "the bare runtime ran the three files one after the other in one process."
 )
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
@@ -86,8 +96,8 @@ def tables(document: bytes) -> list[Table]:
         for model, servers in result.figures.items()
     ]
     if result.goals:
-        notes = [TURNS_NOTE, P99_NOTE, *([ENSEMBLE_NOTE] if ENSEMBLE in result.figures else [])]
-        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", " ".join(notes)))
+        notes = " ".join([TURNS_NOTE, P99_NOTE, *_ensemble_notes(result)])
+        made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", notes))
     return [*made, *_ceilings(result, CEILINGS)]
 
 
@@ -98,7 +108,7 @@ def elsewhere(document: bytes) -> list[Table]:
     bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
     return [
-        _goals(result.goals, title, ENSEMBLE_NOTE if ENSEMBLE in result.figures else ""),
+        _goals(result.goals, title, " ".join(_ensemble_notes(result))),
         *_ceilings(result, "**Ceilings of the missed throughput goals there**:"),
     ]
 
@@ -115,6 +125,12 @@ def summary(document: bytes) -> list[Table]:
     how = machine(result.machine, result.rounds, result.beside)
     title = f"**Requests per second of model servers, on one core** ({how}):"
     return [Table(title, ("model", *map(shown, servers)), rows)]
+
+
+def _ensemble_notes(result: _Result) -> list[str]:
+    if ENSEMBLE not in result.figures:
+        return []
+    return [IN_PROCESS_NOTE if APART in result.versions else APART_NOTE]
 
 
 def _ceilings(result: _Result, title: str) -> list[Table]:

@@ -13,6 +13,8 @@ VARIABLE = -1
 """A dimension of any size."""
 CALLS = "forebay.calls"
 """A model parameter: comma-separated names of the models that it calls."""
+IN_PROCESS = "forebay.in_process"
+"""A parameter of an ensemble: `true` runs the models of its steps in processes of the ensemble's own."""
 
 
 class Datatype(StrEnum):
@@ -307,6 +309,11 @@ class ModelConfig:
     def needs(self) -> tuple[str, ...]:
         """The models it depends on: those of its steps, and those that it calls."""
         return tuple(dict.fromkeys((*(step.model for step in self.steps), *self.calls)))
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it is an ensemble that runs its steps in processes of its own, batch by batch."""
+        return bool(self.steps) and self.says(IN_PROCESS)
 
     def says(self, parameter: str, *, default: bool = False) -> bool:
         """Whether a boolean parameter is true; a missing one is `default`."""

@@ -61,6 +61,14 @@ class Stack(Sequence[Request]):
         self.wanted = wanted
         self._make = make
 
+    def of(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> "Stack":
+        """The same requests with other inputs and requested outputs."""
+
+        def make(index: int, inputs: dict[str, Array]) -> Request:
+            return msgspec.structs.replace(self._make(index, inputs), wanted=wanted)
+
+        return Stack(inputs, self.sizes, [wanted] * len(self.sizes), make)
+
     def __len__(self) -> int:
         return len(self.sizes)
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -14,6 +15,16 @@ from forebay.modelserver.models.options import Options
 from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.rate_limiting import RateLimiter
+
+
+class Part(NamedTuple):
+    """What a process needs to load a version."""
+
+    config: ModelConfig
+    folder: Path
+    """Folder of the version."""
+    document: Mapping[str, Any]
+    """The configuration document that clients see."""
 
 
 class ModelAccess(Protocol):
@@ -30,6 +41,9 @@ class ModelAccess(Protocol):
 
     def lookup(self, name: str, version: int) -> ModelConfig | None:
         """The configuration of a ready version (-1: the latest), or None."""
+
+    def part(self, name: str, version: int) -> Part:
+        """What a process needs to load a ready version (-1: the latest) again. Raises `Refused`."""
 
 
 @dataclass(slots=True)

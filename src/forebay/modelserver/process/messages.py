@@ -85,6 +85,8 @@ class Configure(_Message, frozen=True):
     instance: int
     document: str = ""
     """The configuration document that clients see, as JSON."""
+    steps: "tuple[Configure, ...]" = ()
+    """For an ensemble: the models of its steps, in their order."""
 
 
 class Open(_Message, frozen=True):

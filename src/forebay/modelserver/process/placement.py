@@ -47,6 +47,8 @@ class ChildSpec:
     """A process with more private anonymous memory is replaced after its batch; 0: no limit."""
     document: str = ""
     """The configuration document that clients see, as JSON, for models that read it."""
+    steps: "tuple[ChildSpec, ...]" = ()
+    """For an ensemble that runs in processes of its own: the models of its steps, in their order."""
 
 
 def as_argument(placement: Placement) -> str:

@@ -232,7 +232,7 @@ class Supervisor:
         # any packet carries the leases
         control.channel.on_return = partial(loop.call_soon_threadsafe, control.send, Ping())
         first = min(self.instances, default=0)
-        control.send(Configure(spec.backend, config, str(spec.folder), first, spec.document))
+        control.send(_told(spec, first))
         await self._pause(self._load_timeout_s)
         if self.reason and not self._end and not self.stopping:
             self._end = self._broken = f"it did not load within {self._load_timeout_s:g} s"
@@ -428,6 +428,11 @@ class _OutputLog(asyncio.Protocol):
         if 0 < self._room < len(told):
             self._log.warning("model output over the log rate limit: dropping the rest of this second")
         self._room = max(0, self._room - len(told))
+
+
+def _told(spec: ChildSpec, instance: int) -> Configure:
+    steps = tuple([_told(step, instance) for step in spec.steps])
+    return Configure(spec.backend, spec.config, str(spec.folder), instance, spec.document, steps)
 
 
 def _spawn(fd: int, where: Placement, mark: str) -> "subprocess.Popen[bytes]":

@@ -116,7 +116,7 @@ class Reporter:
 
 def places(config: ModelConfig, server: ModelServer) -> int:
     """Requests of one row that run at once; of an ensemble, in all of its steps together."""
-    if not config.steps:
+    if not config.steps or config.in_process:
         return max(1, config.instance_count * max(1, config.max_batch))
     parts = (server.lookup(step.model, step.version) for step in config.steps)
     return max(1, sum(places(part, server) for part in parts if part is not None))

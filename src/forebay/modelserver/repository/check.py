@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import Final
 
-from forebay.core.serving.config import CALLS, VARIABLE
+from forebay.core.serving.config import CALLS, IN_PROCESS, VARIABLE
 from forebay.core.task_tensors import CONTRACTS, PARAMETER
 from forebay.engines.tensor.gpus import FRACTION
 from forebay.modelserver.repository import ragged, scheduling
@@ -30,6 +30,7 @@ OURS: Final = {
     "forebay.age_step_ms": "milliseconds in the queue after which a request moves up one priority level",
     CALLS: "comma-separated models that this one calls; they are loaded with it",
     "forebay.deadlines": "true: a request's timeout is also the deadline of its response",
+    IN_PROCESS: "true: an ensemble runs its steps in a process of its own, batch by batch",
     "forebay.pinned": "true: the memory budget never puts this model to sleep",
     FRACTION: "fraction of its GPU's memory that each process of the model may use, such as 0.5",
     PARAMETER: "the task whose endpoint below /v1 the model also serves",
@@ -282,7 +283,9 @@ def _parameters(message: Message, problems: Problems) -> None:
             problems.add(path, f"unknown parameter; allowed: {', '.join(OURS)}")
         elif key == PARAMETER and value not in CONTRACTS:
             problems.add(path, f"found {value!r}; allowed: {', '.join(CONTRACTS)}")
-        elif key in ("forebay.pinned", "forebay.deadlines") and value.lower() not in TRUTHS:
+        elif key == IN_PROCESS and not message.HasField("ensemble_scheduling"):
+            problems.add(path, "only ensembles have steps to run in one process")
+        elif key in ("forebay.pinned", "forebay.deadlines", IN_PROCESS) and value.lower() not in TRUTHS:
             problems.add(path, f"found {value!r}; allowed: true or false")
         elif key == "forebay.deadlines" and message.WhichOneof("scheduling_choice") not in (None, "dynamic_batching"):
             problems.add(path, "neither sequences nor ensembles have deadlines")

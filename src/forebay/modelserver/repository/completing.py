@@ -23,6 +23,8 @@ ADOPTED: Final = ("instance_group", "version_policy")
 
 def complete(described: Described, loaded: Loaded, rules: Rules | None = None) -> Described:
     """The complete configuration. Raises `BadModel` if it contradicts the model, showing both."""
+    if described.config.steps:
+        return described  # an ensemble: its steps have been checked against each other
     rules = rules or Rules()
     message, problems = message_of(described.document), Problems()
     if loaded.config is not None:

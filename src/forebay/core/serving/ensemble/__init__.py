@@ -1,6 +1,6 @@
 """Ensembles: validation, load order, and what each request runs next."""
 
-from forebay.core.serving.ensemble.check import LATEST, Checked, Lookup, abreast, check, lacks, load_order
+from forebay.core.serving.ensemble.check import LATEST, Checked, Lookup, abreast, check, in_order, lacks, load_order
 from forebay.core.serving.ensemble.flow import Dag, Flow, Gates, Progress, Start, carried_shape
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "abreast",
     "carried_shape",
     "check",
+    "in_order",
     "lacks",
     "load_order",
 ]

@@ -6,7 +6,7 @@ Models that call others (`forebay.calls`) depend on them as an ensemble depends 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, Step, TensorSpec
+from forebay.core.serving.config import IN_PROCESS, VARIABLE, Datatype, ModelConfig, Step, TensorSpec
 
 LATEST = -1
 Lookup = Callable[[str, int], ModelConfig | None]
@@ -37,6 +37,8 @@ def check(config: ModelConfig, lookup: Lookup) -> Checked:
     problems = [*_form(config), *_data_flow(config)]
     problems += _tensors(config, models, lookup)
     problems += _regions(config, decoupled)
+    if config.in_process:
+        problems += _in_process(config, models)
     return Checked(tuple(dict.fromkeys(problems)), decoupled, any(decoupled))
 
 
@@ -50,7 +52,7 @@ def lacks(config: ModelConfig, lookup: Lookup) -> tuple[str, ...]:
 def abreast(config: ModelConfig, lookup: Lookup) -> int:
     """How many requests a model processes at once, not counting batching: one per instance; for an ensemble, the sum
     over its models."""
-    if config.backend != "ensemble":
+    if config.backend != "ensemble" or config.in_process:
         return max(1, config.instance_count)
     found = {(step.model, step.version): lookup(step.model, step.version) for step in config.steps}
     places = [abreast(model, lookup) for model in found.values() if model is not None]
@@ -89,7 +91,7 @@ def _data_flow(config: ModelConfig) -> Iterator[str]:
     if circle:
         yield f"circular dependency in ensemble '{name}': {', which needs '.join(map(repr, circle))}"
     ready = {spec.name for spec in config.inputs}
-    for index in _in_order(config):
+    for index in in_order(config):
         ready.update(config.steps[index].outputs.values())
     outputs = [spec.name for spec in config.outputs]
     for output in outputs:
@@ -107,7 +109,7 @@ def _data_flow(config: ModelConfig) -> Iterator[str]:
 def _circle(read: Collection[str], makers: Mapping[str, Step], config: ModelConfig) -> list[str]:
     """A cycle of tensors, each depending on the next, the last being the first again; empty: there is none."""
     ready = {*(spec.name for spec in config.inputs), *(tensor for tensor in read if tensor not in makers)}
-    for index in _in_order(config, ready):
+    for index in in_order(config, ready):
         ready.update(config.steps[index].outputs.values())
     left = sorted(makers.keys() - ready)
     if not left:
@@ -119,7 +121,7 @@ def _circle(read: Collection[str], makers: Mapping[str, Step], config: ModelConf
             return walk[walk.index(walk[-1]) :]
 
 
-def _in_order(config: ModelConfig, given: Collection[str] = ()) -> list[int]:
+def in_order(config: ModelConfig, given: Collection[str] = ()) -> list[int]:
     """The steps that can run, each after its dependencies; `given` tensors exist besides the inputs."""
     ready = {*given, *(spec.name for spec in config.inputs)}
     left, ordered = list(range(len(config.steps))), []
@@ -162,6 +164,31 @@ def _tensors(config: ModelConfig, models: list[ModelConfig | None], lookup: Look
             if own_spec is not None:
                 found = _known(model, own_spec, own_spec.dims)
                 yield from _difference(config.name, tensor, known.setdefault(tensor, found), found)
+
+
+def _in_process(config: ModelConfig, models: list[ModelConfig | None]) -> Iterator[str]:
+    """What cannot run within a batch of the ensemble."""
+    start = f"ensemble '{config.name}' has {IN_PROCESS}"
+    if config.inflight_max:
+        yield f"{start}, and max_inflight_requests, which limits the requests to the models of other processes"
+    pythons = {model.name for model in models if model is not None and model.backend == "python"}
+    if len(pythons) > 1:  # the modules next to one would be found by the other
+        yield f"{start}, but {len(pythons)} of its models are of the python backend; only one can be"
+    for model in models:
+        if model is None:
+            continue
+        batches = "batches" if model.max_batch else "does not batch"
+        reasons = (
+            (model.backend == "ensemble", "is an ensemble"),
+            (model.decoupled, "is decoupled"),
+            (model.sequences is not None, "has sequence_batching"),
+            (bool(model.max_batch) != bool(config.max_batch), f"{batches}, unlike the ensemble"),
+            (any(spec.reshape is not None for spec in (*model.inputs, *model.outputs)), "has tensors with reshape"),
+            (any(group.resources for group in model.instances), "has rate_limiter resources"),
+        )
+        for applies, reason in reasons:
+            if applies:
+                yield f"{start}, but model '{model.name}' of its steps {reason}"
 
 
 def _absent(ensemble: str, step: Step, lookup: Lookup) -> str:
@@ -218,7 +245,7 @@ def _regions(config: ModelConfig, decoupled: tuple[bool, ...]) -> Iterator[str]:
     text = "in ensemble {}, step of model '{}' receives inputs originated from different decoupled models"
     region = {spec.name: 0 for spec in config.inputs}
     opened = 0
-    for index in _in_order(config):
+    for index in in_order(config):
         step = config.steps[index]
         regions = {region[tensor] for tensor in step.inputs.values()}
         if len(regions) > 1:

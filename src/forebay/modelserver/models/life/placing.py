@@ -1,13 +1,13 @@
 """Placement of a model's instances on CPUs, memory nodes and GPUs."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
+from forebay.core.serving.ensemble import Lookup
+from forebay.modelserver.models.context import ModelAccess, Part
 from forebay.modelserver.models.life.machine import SYS, node_cpus
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.options import Options
@@ -16,10 +16,26 @@ from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.repository import Described
 
 
-def child_spec(config: ModelConfig, folder: Path, document: Mapping[str, Any], options: Options) -> ChildSpec:
-    """What the processes of a version are told; `folder` is the version's."""
-    told = json.dumps(document)
-    return ChildSpec(config.backend, config, folder, placements(config, options), options.rss_bytes_max, told)
+def child_spec(own: Part, options: Options, models: ModelAccess) -> ChildSpec:
+    """What the processes of a version are told. Raises `Refused` if a step of an ensemble is not loaded."""
+    config = own.config
+    steps = [models.part(step.model, step.version) for step in config.steps]
+    told = [ChildSpec(each.config.backend, *each[:2], document=json.dumps(each.document)) for each in (own, *steps)]
+    where = placements(config, options)
+    return replace(told[0], instances=where, rss_bytes_max=options.rss_bytes_max, steps=tuple(told[1:]))
+
+
+def as_one(described: Described, lookup: Lookup) -> Described:
+    """An ensemble that runs its steps in processes of its own: its queue is that of its first step's model, and its
+    instances are those of the first model that has a GPU, else of the same one."""
+    config = described.config
+    models = [model for step in config.steps if (model := lookup(step.model, step.version)) is not None]
+    placed = next((model for model in models if any(map(_on_gpu, model.instances))), models[0])
+    batching = models[0].batching
+    if batching is not None:
+        sizes = tuple([size for size in batching.preferred_sizes if size <= config.max_batch])
+        batching = replace(batching, preferred_sizes=sizes)
+    return replace(described, config=replace(config, batching=batching, instances=placed.instances))
 
 
 def placements(config: ModelConfig, options: Options, sys: Path = SYS) -> tuple[Placement, ...]:
@@ -41,6 +57,10 @@ async def resize(process: ModelProcess, described: Described, config: ModelConfi
     await process.set_instances(placements(config, options), warmed)
 
 
+def _on_gpu(group: InstanceGroup) -> bool:
+    return group.kind is InstanceKind.GPU
+
+
 def _near(host: Placement, sys: Path) -> Placement:
     if host.numa_node < 0 or host.cpus:
         return host
@@ -48,7 +68,7 @@ def _near(host: Placement, sys: Path) -> Placement:
 
 
 def _of_group(group: InstanceGroup, host: Placement, gpus: tuple[str, ...]) -> tuple[Placement, ...]:
-    if group.kind is not InstanceKind.GPU or not group.gpus:
+    if not _on_gpu(group) or not group.gpus:
         return (host,) * group.count
     names = dict(enumerate(host.gpus or gpus))
     named = [names.get(gpu, str(gpu)) for gpu in group.gpus]

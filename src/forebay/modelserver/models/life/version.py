@@ -14,9 +14,9 @@ from forebay.core.serving.ensemble import Dag, check, lacks
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
-from forebay.modelserver.models.context import ServerContext
+from forebay.modelserver.models.context import Part, ServerContext
 from forebay.modelserver.models.life.memory import BACK_IN_S, LoadCancelled, guessed_bytes, used_bytes
-from forebay.modelserver.models.life.placing import child_spec, resize
+from forebay.modelserver.models.life.placing import as_one, child_spec, resize
 from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after, not_ready
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.running.batch_scheduler import BatchScheduler
@@ -133,7 +133,9 @@ class Version:
             lacking = lacks(self.config, self._context.models.lookup)
             if lacking:
                 raise Refused(Kind.INVALID_ARGUMENT, "; ".join(lacking))
-            if self.config.backend == "ensemble":
+            if self.config.in_process:
+                self.described = as_one(self.described, self._context.models.lookup)
+            if self.config.backend == "ensemble" and not self.config.in_process:
                 self._runner = self._ensemble()
             else:
                 self._runner = await self._start()
@@ -373,13 +375,12 @@ class Version:
     async def _begin(self) -> ModelProcess:
         """Start processes once there is room for them, and wait until they are ready. Raises `Refused`."""
         context, options = self._context, self._context.options
-        config = self.config
         await self._reserve_memory()
         if self._given_up or self.state is State.UNAVAILABLE:
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
         process = self._process = ModelProcess(
-            child_spec(config, self.folder, self.document, options),
+            child_spec(Part(self.config, self.folder, self.document), options, context.models),
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,
             log=self._log,

@@ -29,6 +29,7 @@ from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import array_of
 from forebay.modelserver.process.child.instance import EXIT_BROKEN, Instance, flush
+from forebay.modelserver.process.child.steps import Steps
 from forebay.modelserver.process.messages import (
     Broken,
     Cancel,
@@ -87,7 +88,7 @@ class Child:
 
     def load(self, configure: Configure) -> Loaded:
         """Load the model. Raises `BackendFailed`."""
-        backend = self._backend = create(configure.backend)
+        backend = self._backend = Steps(configure.steps) if configure.steps else create(configure.backend)
         if isinstance(backend, Informed) and configure.document:
             backend.tell(configure.document)
         loaded = backend.load(configure.config, Path(configure.folder), configure.instance, self._call)

@@ -1,0 +1,205 @@
+"""An ensemble that runs in one process: the models of its steps, one after the other, for a whole batch.
+
+What a step makes is passed to the next ones as it is. As long as every step answers the whole batch in one array per
+output, nothing is split or copied; otherwise, as with Python models, each request has arrays of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.core.serving.config import ModelConfig, Step
+from forebay.core.serving.ensemble import in_order
+from forebay.engines.tensor import create
+from forebay.engines.tensor.measures import Family, Measuring
+from forebay.engines.tensor.protocol import (
+    Array,
+    Backend,
+    CallModel,
+    Emit,
+    Informed,
+    Loaded,
+    Request,
+    Response,
+    Rows,
+    Stack,
+)
+from forebay.modelserver.process.messages import Configure
+
+NO_RESPONSE: Final = "it gave no response"
+RESCHEDULED: Final = "it rescheduled the request, which no step of an ensemble can"
+PLANS_MAX: Final = 100
+
+Tensors = dict[str, Array]
+"""By their names in the ensemble."""
+
+
+class Steps:
+    """The models of an ensemble's steps. Implements `Backend`."""
+
+    def __init__(self, models: Sequence[Configure]) -> None:
+        self._models = models
+        """In the order of the steps; a model of several steps is loaded once."""
+        self._loaded: dict[tuple[str, str], Backend] = {}
+        self._steps: list[_Step] = []
+        """In an order in which they can run."""
+        self._outputs: tuple[str, ...] = ()
+        self._plans: dict[frozenset[str], list[_Step]] = {}
+
+    def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
+        found: list[Loaded] = []
+        for model in self._models:
+            key = (model.config.name, model.folder)
+            if key in self._loaded:
+                continue
+            backend = create(model.backend)
+            if isinstance(backend, Informed) and model.document:
+                backend.tell(model.document)
+            found.append(backend.load(model.config, Path(model.folder), instance, call))
+            self._loaded[key] = backend
+        for index in in_order(config):
+            model = self._models[index]
+            self._steps.append(_Step(config.name, config.steps[index], self._loaded[model.config.name, model.folder]))
+        self._outputs = tuple([spec.name for spec in config.outputs])
+        return Loaded(
+            threads=all([each.threads for each in found]),
+            measures=any([each.measures for each in found]),
+        )
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
+        if type(requests) is Stack:
+            return self._together(instance, requests)
+        plan = self._plan([request.wanted for request in requests])
+        return self._apart(instance, requests, [dict(request.inputs) for request in requests], plan)
+
+    def measured(self) -> tuple[Family, ...]:
+        return tuple(
+            [
+                family
+                for backend in self._loaded.values()
+                if isinstance(backend, Measuring)
+                for family in backend.measured()
+            ]
+        )
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # also after one that fails
+            for backend in self._loaded.values():
+                closing.callback(backend.close)
+
+    def _plan(self, wanted: Sequence[tuple[str, ...]]) -> "list[_Step]":
+        """The steps that these requested outputs need, in order; empty: all outputs."""
+        key = frozenset(self._outputs if () in wanted else [name for each in wanted for name in each])
+        plan = self._plans.get(key)
+        if plan is None:
+            plan, needed = [], set(key)
+            for step in reversed(self._steps):
+                if not needed.isdisjoint(step.outputs.values()):
+                    plan.insert(0, step)
+                    needed.update(step.inputs.values())
+            if len(self._plans) < PLANS_MAX:
+                self._plans[key] = plan
+        return plan
+
+    def _together(self, instance: int, stack: Stack) -> Sequence[Response | None]:
+        plan = self._plan(stack.wanted)
+        tensors = dict(stack.inputs)
+        for number, step in enumerate(plan):
+            made = step.run(instance, stack.of(step.fed(tensors), step.wanted))
+            if type(made) is not Rows:
+                requests = list(stack)
+                values = _split(tensors, stack.sizes)
+                failed = step.take(values, list(range(len(values))), made)
+                return self._apart(instance, requests, values, plan[number + 1 :], failed)
+            step.keep(tensors, made.outputs)
+        return Rows(self._answers(tensors), stack.sizes)
+
+    def _apart(
+        self,
+        instance: int,
+        requests: Sequence[Request],
+        values: list[Tensors],
+        plan: "Sequence[_Step]",
+        failed: dict[int, Response] | None = None,
+    ) -> Sequence[Response]:
+        """Run these steps with tensors of each request. `failed`: those that have ended, by index."""
+        failed = failed or {}
+        for step in plan:
+            left = [index for index in range(len(values)) if index not in failed]
+            if not left:
+                break
+            asked = [
+                msgspec.structs.replace(requests[index], inputs=step.fed(values[index]), wanted=step.wanted)
+                for index in left
+            ]
+            failed |= step.take(values, left, step.run(instance, asked))
+        return [failed.get(index) or Response(self._answers(tensors)) for index, tensors in enumerate(values)]
+
+    def _answers(self, tensors: Tensors) -> Tensors:
+        return {name: tensors[name] for name in self._outputs if name in tensors}
+
+
+class _Step:
+    """A step and its model."""
+
+    def __init__(self, ensemble: str, step: Step, backend: Backend) -> None:
+        self.inputs = step.inputs
+        self.outputs = step.outputs
+        self.wanted = tuple(step.outputs)
+        self._model = step.model
+        self._ensemble = ensemble
+        self._backend = backend
+
+    def run(self, instance: int, requests: Sequence[Request]) -> Sequence[Response | None]:
+        """One response for each request. Raises RuntimeError, which names the step, if the batch fails."""
+        try:
+            made = self._backend.execute(instance, requests, _refuse)
+        except Exception as error:  # whatever a model raises
+            raise RuntimeError(self._said(str(error) or type(error).__name__)) from error
+        if len(made) != len(requests):
+            raise RuntimeError(self._said(f"it gave {len(made)} responses to {len(requests)} requests"))
+        return made
+
+    def fed(self, tensors: Tensors) -> Tensors:
+        """Its inputs; what does not exist, as a client's optional input may not, is left out."""
+        return {own: tensors[name] for own, name in self.inputs.items() if name in tensors}
+
+    def keep(self, tensors: Tensors, outputs: Mapping[str, Array]) -> None:
+        """Add what it has made."""
+        tensors.update({name: outputs[own] for own, name in self.outputs.items() if own in outputs})
+
+    def take(
+        self, values: list[Tensors], places: Sequence[int], made: Sequence[Response | None]
+    ) -> dict[int, Response]:
+        """Add what it has made for the requests at these places; returns the errors of the others."""
+        failed = {}
+        for place, response in zip(places, made, strict=True):
+            if response is None:
+                failed[place] = Response(error=self._said(NO_RESPONSE))
+            elif response.error:
+                failed[place] = Response(error=self._said(response.error), kind=response.kind)
+            elif response.reschedule:
+                failed[place] = Response(error=self._said(RESCHEDULED))
+            else:
+                self.keep(values[place], response.outputs)
+        return failed
+
+    def _said(self, text: str) -> str:
+        said = text if self._model in text else f"step of model '{self._model}': {text}"
+        return f"in ensemble '{self._ensemble}', {said}"
+
+
+def _refuse(index: int, response: Response | None, final: bool) -> None:
+    raise RuntimeError("only decoupled models can stream responses")
+
+
+def _split(tensors: Tensors, sizes: Sequence[int]) -> list[Tensors]:
+    parts = []
+    start = 0
+    for size in sizes:
+        parts.append({name: array[start : start + size] for name, array in tensors.items()})
+        start += size
+    return parts
