@@ -261,6 +261,7 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests_retryably(tmp_path
         engine = w.load().engine_pid
         streams = Streams(w, 2, max_tokens=150)
         until("running", lambda: streams.first == 2)
+        w.signal_engine(signal.SIGTERM)  # as systemd does, with all processes of a service
         w.process.send_signal(signal.SIGTERM)
         until("draining", lambda: w.load().state == "draining")
         refused = w.http.post(f"{w.url}/v1/chat/completions", json=LONG)

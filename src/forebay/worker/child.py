@@ -150,7 +150,8 @@ def main() -> None:
     """Run until the worker closes the channel; never returns."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print, and this process's stdout is not read
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # may be meant for all processes of a service: the worker drains
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent(int(sys.argv[2]))
     pipe = Pipe(_channel(int(sys.argv[1])))
     try:
