@@ -67,6 +67,7 @@ COMPILED = (
     "modelserver/process/child/arrays.py",
     "modelserver/process/child/instance.py",
     "modelserver/process/child/outgoing.py",
+    "modelserver/process/child/steps.py",
     "modelserver/process/lane.py",
     "modelserver/process/link.py",
     "modelserver/process/process.py",

@@ -29,8 +29,7 @@ DELAY_US: Final = 500
 """How long a batch waits for company, of servers that can be told."""
 IN_PROCESS: Final = 'parameters { key: "forebay.in_process" value { string_value: "true" } }\n'
 """Forebay then runs the steps of an ensemble in one process, as the others run the files."""
-RUNTIME: Final = "onnxruntime"
-"""The backend."""
+BACKEND: Final = "onnxruntime"
 
 CANDIDATES: Final = 200
 """Items that the first step of `ranking` hands to the second."""
@@ -96,8 +95,8 @@ class Model:
     def configs(self) -> dict[str, str]:
         """The config.pbtxt of each folder, with an ensemble where there are steps."""
         if not self.steps:
-            return {self.name: self.config(RUNTIME)}
-        found = {step.name: self._config(step, RUNTIME) for step in self.steps}
+            return {self.name: self.config(BACKEND)}
+        found = {step.name: self._config(step, BACKEND) for step in self.steps}
         steps = ", ".join(_mapped(step) for step in self.steps)
         head = self._head(self.name, self.given, self.outputs)
         whole = f'platform: "ensemble"\nensemble_scheduling {{ step [ {steps} ] }}\n'

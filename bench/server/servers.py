@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from models import DELAY_US, IN_PROCESS, Model
+from models import BACKEND, DELAY_US, IN_PROCESS, Model
 
 REPO: Final = Path(__file__).parents[2]
 COMPILED: Final = Path(os.environ.get("BENCH_COMPILED") or REPO / "build/compiled")
@@ -29,6 +29,8 @@ PEERS: Final = {
 }
 """What pip installs for each, beside ONNX Runtime, into a virtual environment of its name."""
 RUNTIME: Final = f"onnxruntime=={metadata.version('onnxruntime')}"
+PYTHON: Final = "python"
+"""The backend of Triton that is measured: its others are not in the package."""
 TRITON_RUNTIME: Final = "onnxruntime==1.23.2"
 """The last for Python 3.10, which Triton's stub has."""
 ORACLE: Final = Path(os.environ.get("FOREBAY_ORACLE", REPO / ".forebay/oracle")) / "triton"
@@ -133,20 +135,37 @@ def _forebay_apart(model: Model, repository: Path, place: Path, ports: Ports) ->
 
 
 def _triton(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
-    folder = place / model.name / "1"
+    """One Python model that runs all files."""
+    _python_model(place / model.name, model.config(PYTHON), [repository / name for name in model.folders])
+    return _tritonserver(place, ports)
+
+
+def _triton_apart(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
+    """An ensemble whose steps are Python models."""
+    for name, config in model.configs.items():
+        files = [repository / name] if name in model.folders else []
+        _python_model(place / name, config.replace(BACKEND, PYTHON), files)
+    return _tritonserver(place, ports)
+
+
+def _python_model(place: Path, config: str, sources: list[Path]) -> None:
+    folder = place / "1"
     folder.mkdir(parents=True)
-    (place / model.name / "config.pbtxt").write_text(model.config("python"))
-    for number, name in enumerate(model.folders):
-        (folder / f"{number}.onnx").symlink_to(repository / name / "1/model.onnx")
-    shutil.copy(HERE / "peers/triton_model.py", folder / "model.py")
-    shutil.copy(HERE / "peers/chain.py", folder)
+    (place / "config.pbtxt").write_text(config)
+    for number, source in enumerate(sources):
+        (folder / f"{number}.onnx").symlink_to(source / "1/model.onnx")
+        shutil.copy(HERE / "peers/triton_model.py", folder / "model.py")
+        shutil.copy(HERE / "peers/chain.py", folder)
+
+
+def _tritonserver(repository: Path, ports: Ports) -> Start:
     packages = ORACLE / "lib/python3.10/site-packages"
     python = (ORACLE / "bin/python").resolve().parents[1]
     triton = packages / "pytriton/tritonserver"
     return Start(
         [
-            str(triton / "bin/tritonserver"), f"--model-repository={place}", f"--backend-directory={triton}/backends",
-            *_words(ports),
+            str(triton / "bin/tritonserver"), f"--model-repository={repository}",
+            f"--backend-directory={triton}/backends", *_words(ports),
         ],
         {
             "LD_LIBRARY_PATH": f"{packages / 'nvidia_pytriton.libs'}:{python / 'lib'}",
@@ -223,6 +242,7 @@ SERVERS: Final[dict[str, Server]] = {
     "triton": Server(_triton, _binary),
     "triton_grpc": Server(_triton, _message, grpc=True),
     "triton_json": Server(_triton, _json),
+    "triton_apart": Server(_triton_apart, _binary, ensembles=True),
     "litserve": Server(_litserve, _litserve_json),
     "bentoml": Server(_bentoml, _bentoml_json),
     "mlserver": Server(_mlserver, _json),

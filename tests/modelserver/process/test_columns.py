@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,9 +107,37 @@ def test_inputs_differing_only_in_rows_are_sent_as_columns(width: int) -> None:
 
     assert batch.sizes == (1, 2, 0, 3)
     assert [(piece.name, piece.shape) for piece in batch.columns] == [("X", (6, width)), ("Y", (6,))]
-    assert [ask.inputs for ask in batch.asks] == [()] * 4
+    assert [ask.inputs for ask in batch.asks] == [()]
     found = [bytes(parts[each.part][each.offset : each.offset + each.size]) for each in batch.columns]
     assert found == [b"".join(bytes([rows]) * (rows * each) for rows in (1, 2, 3)) for each in (width, 1)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "2"},
+        {"wanted": ("Y",)},
+        {"parameters": {"a": 1}},
+        {"correlation_id": 7},
+        {"start": True},
+        {"end": True},
+        {"timeout_us": 5},
+        {"priority": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_requests_that_differ_in_more_than_inputs_are_described_one_by_one(
+    change: dict[str, Any], place: int
+) -> None:
+    plain: dict[str, Any] = {"id": "1", "inputs": (tensor(1),)}
+    works = [Work(**plain), Work(**plain)]
+    works[place] = Work(**plain | change)
+    with channels() as (_, server):
+        assert len(encoding.asks(server, [Work(**plain), Work(**plain)])[0].asks) == 1
+        batch, _ = encoding.asks(server, works)
+    assert batch.sizes == (1, 1)
+    assert [(each.id, each.priority) for each in batch.asks] == [(work.id, work.priority) for work in works]
 
 
 APART = {

@@ -40,9 +40,9 @@ ENSEMBLE_NOTE: Final = (
     "ten best."
 )
 IN_PROCESS_NOTE: Final = (
-    f"{ENSEMBLE_NOTE} Forebay runs its steps in one process (`forebay.in_process`), and in three as `forebay-apart`; "
-    "the other servers and the bare runtime run the three files one after the other in one process, Triton as a "
-    "Python model."
+    f"{ENSEMBLE_NOTE} Forebay runs its steps in one process (`forebay.in_process`), the other servers and the bare "
+    "runtime run the three files one after the other in one process. `forebay-apart` and `triton-apart` are "
+    "ensembles of three models in processes of their own."
 )
 APART_NOTE: Final = (
     f"{ENSEMBLE_NOTE} Forebay and Triton passed tensors between the processes of the models; the other servers and "

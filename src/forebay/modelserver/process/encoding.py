@@ -18,7 +18,7 @@ _Place = tuple[Segment, int] | None
 
 
 class EncodedBatch(NamedTuple):
-    """An encoded batch. If its inputs are sent as columns, the requests have none (see `Execute`)."""
+    """An encoded batch. If its inputs are sent as columns, see `Execute`."""
 
     asks: tuple[Ask, ...]
     columns: tuple[Piece, ...] = ()
@@ -61,7 +61,8 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatc
         sizes = _sizes(list(columns.values()), len(works))
         if sizes:
             whole = tuple([_whole(parcel, column, sum(sizes)) for column in columns.values()])
-            return EncodedBatch(tuple([_ask(work, ()) for work in works]), whole, sizes), parcel
+            told = works[:1] if _alike(works) else works
+            return EncodedBatch(tuple([_ask(work, ()) for work in told]), whole, sizes), parcel
     pieces: list[list[Piece]] = [[] for _ in works]
     for column in columns.values():
         align = True
@@ -78,6 +79,21 @@ def asks(channel: Channel[ToServer], works: Sequence[Work]) -> tuple[EncodedBatc
             piece = Piece(tensor.name, tensor.datatype, tensor.shape, part, offset, each.length)
             pieces[each.index].append(piece)
     return EncodedBatch(tuple([_ask(work, its) for work, its in zip(works, pieces, strict=True)])), parcel
+
+
+def _alike(works: Sequence[Work]) -> bool:
+    """Whether only the inputs differ, as they do unless clients send ids or parameters."""
+    first = works[0]
+    if first.parameters:
+        return False
+    for work in works:
+        if work.id != first.id or work.wanted != first.wanted or work.parameters:
+            return False
+        if work.correlation_id != first.correlation_id or work.start != first.start or work.end != first.end:
+            return False
+        if work.timeout_us != first.timeout_us or work.priority != first.priority:
+            return False
+    return True
 
 
 def _sizes(columns: Sequence[list[_Input]], count: int) -> tuple[int, ...]:

@@ -102,7 +102,9 @@ class Execute(_Message, frozen=True):
     asks: tuple[Ask, ...]
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
-    """If given, `columns` replace the inputs of `asks`: one piece per input, with so many rows for each request."""
+    """If given, `columns` replace the inputs of `asks`: one piece per input, with so many rows for each request. A
+    single one of `asks` is then that of each request.
+    """
 
 
 class Cancel(_Message, frozen=True):

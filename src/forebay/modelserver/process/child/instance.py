@@ -122,7 +122,9 @@ class Instance:
         number = message.batch
         with self._lock:
             self._latest = number
-            batch = self._batches[number] = _Batch(number, len(message.asks), self._early.pop(number, set()))
+            batch = self._batches[number] = _Batch(
+                number, len(message.sizes or message.asks), self._early.pop(number, set())
+            )
         return batch
 
     def _finish(self, batch: _Batch, responses: Sequence[Response | None]) -> None:
@@ -177,6 +179,8 @@ def _requests(message: Execute, parts: list[memoryview], batch: _Batch) -> Seque
     asks = message.asks
     if message.sizes:
         inputs = _arrays(message.columns, parts)
+        if len(asks) == 1:
+            asks = asks * len(message.sizes)
         return Stack(inputs, message.sizes, [ask.wanted for ask in asks], partial(_request, asks, batch))
     return [_request(asks, batch, index, _arrays(ask.inputs, parts)) for index, ask in enumerate(asks)]
 
