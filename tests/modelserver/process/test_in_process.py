@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.tensor import models
-from tests.modelserver.models.rig import alive, config, ensemble, numbers, serving, tensor, until, write
+from tests.modelserver.models.rig import IO, alive, config, ensemble, numbers, serving, tensor, until, write
 
 from forebay.core.serving.config import Datatype
 from forebay.core.serving.errors import Kind, Refused
@@ -84,6 +84,7 @@ def test_arrays_of_a_batch_pass_from_step_to_step(tmp_path: Path) -> None:
                 assert server.statistics(step, "")[0].inference_count == 0
             (pid,) = server.pids("twice")
             assert alive(pid)
+            assert Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2] == b"twice:1"
             assert pid not in server.pids("sums") + server.pids("second")
             assert server.view("twice", "").abreast == server.view("sums", "").abreast
 
@@ -144,6 +145,35 @@ def test_steps_that_no_requested_output_needs_do_not_run(tmp_path: Path) -> None
         async with serving(tmp_path, startup=("parts",)) as server:
             assert numbers(await server.ask("parts", *given(100.0), outputs=("d",)).one(), "d") == [[99.0] * 4]
             assert "too much" in (await server.ask("parts", *given(100.0)).error()).text
+
+    asyncio.run(main())
+
+
+def test_steps_that_do_not_batch_answer_one_request_after_the_other(tmp_path: Path) -> None:
+    write(tmp_path, "double", config(max_batch=0, dims="-1, -1"), DOUBLE)
+    steps = [("double", {"IN": "IN"}, {"OUT": "OUT"})]
+    ensemble(tmp_path, "alone", steps, IO.format(dims="-1, -1") + IN_PROCESS)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("alone",)) as server:
+            asked = [server.ask("alone", tensor("IN", [[n] * 3])) for n in (1.0, 2.0)]
+            assert [numbers(await each.one()) for each in asked] == [[[2.0] * 3], [[4.0] * 3]]
+            assert server.statistics("alone", "")[0].execution_count == 2
+
+    asyncio.run(main())
+
+
+def test_ensemble_in_one_process_sleeps_and_wakes_with_its_steps(tmp_path: Path) -> None:
+    mixed(tmp_path)
+
+    async def main() -> None:
+        async with serving(tmp_path, startup=("mixed",), memory_bytes=1 << 40) as server:
+            version = server.itself._collection.find("mixed", -1)
+            for name in ("mixed", "double"):
+                await server.itself._collection.find(name, -1).sleep()
+            assert version.dormant
+            assert first(await server.ask("mixed", *given(1.0)).one()) == (4.0, 4.0)
+            assert not version.dormant
 
     asyncio.run(main())
 

@@ -53,6 +53,8 @@ BACKOFF_S_MAX: Final = 10.0
 LAST_OUTPUT_S: Final = 1.0
 """A grandchild could hold stderr open for ever."""
 LEFTOVERS_S: Final = 0.2
+NAME_SHOWN: Final = 200
+"""Characters of a model's name in the command line of its processes."""
 LAST_LINES: Final = 50
 """Enough for a stack dump of all threads."""
 LINE_CHARS_MAX: Final = 1000
@@ -188,7 +190,7 @@ class Supervisor:
         output = _OutputLog(self._log)
         mark = new_mark()
         with ours, theirs:
-            process = _spawn(theirs.fileno(), self.placement, mark)
+            process = _spawn(theirs.fileno(), self.placement, mark, self._spec)
             theirs.close()
             lost = partial(self._lost, self._life)
             ended = _Ended(process.pid, lost)
@@ -435,11 +437,11 @@ def _told(spec: ChildSpec, instance: int) -> Configure:
     return Configure(spec.backend, spec.config, str(spec.folder), instance, spec.document, steps)
 
 
-def _spawn(fd: int, where: Placement, mark: str) -> "subprocess.Popen[bytes]":
+def _spawn(fd: int, where: Placement, mark: str, spec: ChildSpec) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         (
             *(sys.executable, "-m", "forebay.modelserver.process.child", str(fd), str(os.getpid())),
-            placement.as_argument(where),
+            *(placement.as_argument(where), _shown(spec)),
         ),
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
@@ -449,6 +451,11 @@ def _spawn(fd: int, where: Placement, mark: str) -> "subprocess.Popen[bytes]":
         process_group=0,
         env={**placement.environment(where, os.environ), VARIABLE: mark},
     )
+
+
+def _shown(spec: ChildSpec) -> str:
+    """Model and version, for `ps`."""
+    return f"{spec.config.name[:NAME_SHOWN]}:{spec.folder.name}".replace("\0", "")
 
 
 def own_bytes(pid: int) -> int:

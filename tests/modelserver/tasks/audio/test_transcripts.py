@@ -162,6 +162,7 @@ def test_silence_is_an_empty_transcript() -> None:
         ({"response_format": "xml"}, "response_format"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": "nan"}, "temperature"),
+        ({"temperature": "0_1"}, "temperature"),
         ({"temperature": "1.5"}, "temperature"),
         ({"language": ""}, "language"),
         ({"language": "x" * 17}, "language"),

@@ -1,4 +1,4 @@
-"""The child process of a model: `python -m forebay.modelserver.process.child FD PARENT_PID PLACEMENT`.
+"""The child process of a model: `python -m forebay.modelserver.process.child FD PARENT_PID PLACEMENT MODEL`.
 
 Binds its life to the parent's, applies its placement, and only then imports the model's libraries.
 """
@@ -72,7 +72,7 @@ def main() -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     survive_sigterm()
-    descriptor, parent, place = sys.argv[1:]
+    descriptor, parent, place, _ = sys.argv[1:]
     sys.argv = [""]  # as in Triton: what models run may parse it
     die_with_parent(int(parent))
     sock = socket.socket(fileno=int(descriptor))

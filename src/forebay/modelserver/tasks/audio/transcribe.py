@@ -167,8 +167,8 @@ def _values(form: Form) -> dict[str, Any]:
 
 def _number(value: str, path: str) -> float:
     try:
-        return float(value)
-    except ValueError:
+        return msgspec.json.decode(value, type=float)
+    except msgspec.DecodeError:
         invalid(path, "a number", value)
 
 
