@@ -308,7 +308,7 @@ def test_full_thread_queue_rejects_work_and_loses_none() -> None:
 
         go, threads = threading.Event(), Threads()
         async with asyncio.TaskGroup() as tasks:
-            waiting = [tasks.create_task(threads(go.wait)) for _ in range(THREADS + WAITING_MAX)]
+            waiting = [tasks.create_task(threads(lambda: go.wait(30.0))) for _ in range(THREADS + WAITING_MAX)]
             await asyncio.sleep(0)
             with pytest.raises(Refusal, match="busy"):
                 await threads(lambda: None)

@@ -239,7 +239,7 @@ def test_hanging_driver_is_not_polled_again_until_it_returns_and_its_events_are_
         class Hanging(FakeDeviceSource):
             def readings(self) -> tuple[DeviceReading, ...]:
                 asked.append(1)
-                free.wait()
+                assert free.wait(30.0)  # else a failure of this test would wait for the thread for ever
                 return (FINE,)
 
             def events(self) -> tuple[DeviceEvent, ...]:

@@ -33,8 +33,8 @@ TURNS_NOTE: Final = (
     "of the machine's speed favour neither."
 )
 ENSEMBLE: Final = "ranking"
-APART: Final = "forebay_apart"
-"""Ours with the steps of an ensemble in processes of their own."""
+APART: Final = ("forebay_apart", "triton_apart")
+"""With the steps of an ensemble in processes of their own."""
 ENSEMBLE_NOTE: Final = (
     f"`{ENSEMBLE}` is an ensemble of three models: 200 candidates for a user, a network that scores each, and the "
     "ten best."
@@ -117,7 +117,7 @@ def summary(document: bytes) -> list[Table]:
     """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = dict.fromkeys(name for model in result.figures.values() for name in model)
-    servers = [name for name in names if name not in ("bare_tuned", SOCKET)]
+    servers = [name for name in names if name not in ("bare_tuned", SOCKET, *APART)]
     rows = [
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
@@ -130,7 +130,7 @@ def summary(document: bytes) -> list[Table]:
 def _ensemble_notes(result: _Result) -> list[str]:
     if ENSEMBLE not in result.figures:
         return []
-    return [IN_PROCESS_NOTE if APART in result.versions else APART_NOTE]
+    return [IN_PROCESS_NOTE if APART[0] in result.versions else APART_NOTE]
 
 
 def _ceilings(result: _Result, title: str) -> list[Table]:
