@@ -14,7 +14,7 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.statistics import ModelStatistics
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import SERIES_MAX, Family, merged
-from forebay.modelserver.models.context import Part, ServerContext
+from forebay.modelserver.models.context import ServerContext, Source
 from forebay.modelserver.models.life.collection import Collection
 from forebay.modelserver.models.life.memory import MemoryManager, MemoryUse
 from forebay.modelserver.models.life.model import LATEST
@@ -284,10 +284,10 @@ class _InternalAccess:
         """The configuration of a ready version (-1: the latest), or None."""
         return self._server.lookup(name, version)
 
-    def part(self, name: str, version: int) -> Part:
+    def source(self, name: str, version: int) -> Source:
         """What a process needs to load a ready version (-1: the latest) again. Raises `Refused`."""
         found = self._server._collection.find(name, version)
-        return Part(found.config, found.folder, found.document)
+        return Source(found.config, found.folder, found.document)
 
 
 class _InternalRequest:

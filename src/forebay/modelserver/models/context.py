@@ -17,7 +17,7 @@ from forebay.modelserver.models.running.call import Call
 from forebay.modelserver.models.running.rate_limiting import RateLimiter
 
 
-class Part(NamedTuple):
+class Source(NamedTuple):
     """What a process needs to load a version."""
 
     config: ModelConfig
@@ -42,7 +42,7 @@ class ModelAccess(Protocol):
     def lookup(self, name: str, version: int) -> ModelConfig | None:
         """The configuration of a ready version (-1: the latest), or None."""
 
-    def part(self, name: str, version: int) -> Part:
+    def source(self, name: str, version: int) -> Source:
         """What a process needs to load a ready version (-1: the latest) again. Raises `Refused`."""
 
 

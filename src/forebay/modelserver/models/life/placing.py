@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay.core.serving.config import InstanceGroup, InstanceKind, ModelConfig
 from forebay.core.serving.ensemble import Lookup
-from forebay.modelserver.models.context import ModelAccess, Part
+from forebay.modelserver.models.context import ModelAccess, Source
 from forebay.modelserver.models.life.machine import SYS, node_cpus
 from forebay.modelserver.models.life.warmup import warm_up
 from forebay.modelserver.models.options import Options
@@ -16,13 +16,11 @@ from forebay.modelserver.process.process import ModelProcess
 from forebay.modelserver.repository import Described
 
 
-def child_spec(own: Part, options: Options, models: ModelAccess) -> ChildSpec:
+def child_spec(own: Source, options: Options, models: ModelAccess) -> ChildSpec:
     """What the processes of a version are told. Raises `Refused` if a step of an ensemble is not loaded."""
-    config = own.config
-    steps = [models.part(step.model, step.version) for step in config.steps]
-    told = [ChildSpec(each.config.backend, *each[:2], document=json.dumps(each.document)) for each in (own, *steps)]
-    where = placements(config, options)
-    return replace(told[0], instances=where, rss_bytes_max=options.rss_bytes_max, steps=tuple(told[1:]))
+    steps = [_told(models.source(step.model, step.version)) for step in own.config.steps]
+    instances = placements(own.config, options)
+    return replace(_told(own), instances=instances, rss_bytes_max=options.rss_bytes_max, steps=tuple(steps))
 
 
 def as_one(described: Described, lookup: Lookup) -> Described:
@@ -55,6 +53,11 @@ async def resize(process: ModelProcess, described: Described, config: ModelConfi
     """Give the process the instances of `config`; new ones are warmed up first. Raises `GaveUp`."""
     warmed = partial(warm_up, described.config, described.folder, options.strings_max)
     await process.set_instances(placements(config, options), warmed)
+
+
+def _told(source: Source) -> ChildSpec:
+    config = source.config
+    return ChildSpec(config.backend, config, source.folder, document=json.dumps(source.document))
 
 
 def _on_gpu(group: InstanceGroup) -> bool:

@@ -14,7 +14,7 @@ from forebay.core.serving.ensemble import Dag, check, lacks
 from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, OnResponse
 from forebay.engines.tensor.measures import Ledger
-from forebay.modelserver.models.context import Part, ServerContext
+from forebay.modelserver.models.context import ServerContext, Source
 from forebay.modelserver.models.life.memory import BACK_IN_S, LoadCancelled, guessed_bytes, used_bytes
 from forebay.modelserver.models.life.placing import as_one, child_spec, resize
 from forebay.modelserver.models.life.states import KIND_TEXT, UNLOADED, Event, State, after, not_ready
@@ -380,7 +380,7 @@ class Version:
             raise Refused(Kind.UNAVAILABLE, not_ready(self.name, self.text))
         self._gone.clear()
         process = self._process = ModelProcess(
-            child_spec(Part(self.config, self.folder, self.document), options, context.models),
+            child_spec(Source(self.config, self.folder, self.document), options, context.models),
             hang_s=options.hang_s,
             load_timeout_s=options.load_timeout_s,
             log=self._log,

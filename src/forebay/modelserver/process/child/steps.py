@@ -111,7 +111,7 @@ class Steps:
             made = step.run(instance, stack.of(step.fed(tensors), step.wanted))
             if type(made) is not Rows:
                 requests = list(stack)
-                values = _split(tensors, stack.sizes)
+                values = [each.outputs for each in Rows(tensors, stack.sizes)]
                 failed = step.take(values, list(range(len(values))), made)
                 return self._apart(instance, requests, values, plan[number + 1 :], failed)
             step.keep(tensors, made.outputs)
@@ -157,7 +157,7 @@ class _Step:
         """One response for each request. Raises RuntimeError, which names the step, if the batch fails."""
         try:
             made = self._backend.execute(instance, requests, _refuse)
-        except Exception as error:  # whatever a model raises
+        except Exception as error:  # a model may raise anything; this names the step, and the batch fails as before
             raise RuntimeError(self._said(str(error) or type(error).__name__)) from error
         if len(made) != len(requests):
             raise RuntimeError(self._said(f"it gave {len(made)} responses to {len(requests)} requests"))
@@ -194,12 +194,3 @@ class _Step:
 
 def _refuse(index: int, response: Response | None, final: bool) -> None:
     raise RuntimeError("only decoupled models can stream responses")
-
-
-def _split(tensors: Tensors, sizes: Sequence[int]) -> list[Tensors]:
-    parts = []
-    start = 0
-    for size in sizes:
-        parts.append({name: array[start : start + size] for name, array in tensors.items()})
-        start += size
-    return parts
