@@ -18,6 +18,7 @@ Duels = Mapping[str, Sequence[tuple[str, Loads, str, Loads]]]
 """Model → comparisons: ours and its figures, who it was compared with and that one's figures."""
 BARE: Final = "bare"
 BARE_TUNED: Final = "bare_tuned"
+BARE_WHOLE: Final = "bare_whole"
 BESIDE: Final = {
     "triton": "forebay",
     "triton_grpc": "forebay_grpc",

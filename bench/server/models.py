@@ -4,8 +4,8 @@
 is bge-small-en-v1.5 with int8 weights on 16 token ids, cut down to what clients want of it: the normalised vector of
 the first token. One row of one is microseconds of work, one of the other milliseconds. `ranking` is an ensemble of
 three: 200 candidates for a user by the products of factors, a network of two hidden layers that scores each, and the
-ten best; every server runs its files in one process. Its weights are random: how fast it is does not depend on them.
-All batch.
+ten best; every server runs its files in one process. `ranking-large` has 1,000 candidates. Their weights are random:
+how fast they are does not depend on them. All batch.
 """
 
 import json
@@ -31,8 +31,8 @@ IN_PROCESS: Final = 'parameters { key: "forebay.in_process" value { string_value
 """Forebay then runs the steps of an ensemble in one process, as the others run the files."""
 BACKEND: Final = "onnxruntime"
 
-CANDIDATES: Final = 200
-"""Items that the first step of `ranking` hands to the second."""
+CANDIDATES: Final = {"ranking": 200, "ranking-large": 1000}
+"""Items that the first step hands to the second."""
 BEST: Final = 10
 USERS, ITEMS, RANK, HIDDEN = 4000, 2000, 32, 256
 
@@ -129,10 +129,23 @@ def _mapped(step: Step) -> str:
     return f'{{ model_name: "{step.name}" model_version: -1 {" ".join(maps)} }}'
 
 
-_USER: Final = ("USER", "INT64", 1)
-_CANDIDATES: Final = ("CANDIDATE", "INT64", CANDIDATES)
-_CHANCES: Final = ("CHANCE", "FP32", CANDIDATES)
 _FOUND: Final[Tensors] = (("ITEM", "INT64", BEST), ("SCORE", "FP32", BEST))
+
+
+def _ranking(name: str) -> Model:
+    user, chosen, chances = (
+        ("USER", "INT64", 1),
+        ("CANDIDATE", "INT64", CANDIDATES[name]),
+        ("CHANCE", "FP32", CANDIDATES[name]),
+    )
+    steps = (
+        Step("recall", (user,), (chosen,)),
+        Step("score", (user, chosen), (chances,)),
+        Step("choose", (chosen, chances), _FOUND),
+    )
+    return Model(name, "USER", (1234,), _FOUND, 32, steps)
+
+
 MODELS: Final = (
     Model("recommender", "USER", (1234,), _FOUND, 32),
     Model(
@@ -142,18 +155,7 @@ MODELS: Final = (
         (("EMBEDDING", "FP32", WIDTH),),
         8,
     ),
-    Model(
-        "ranking",
-        "USER",
-        (1234,),
-        _FOUND,
-        32,
-        (
-            Step("recall", (_USER,), (_CANDIDATES,)),
-            Step("score", (_USER, _CANDIDATES), (_CHANCES,)),
-            Step("choose", (_CANDIDATES, _CHANCES), _FOUND),
-        ),
-    ),
+    *map(_ranking, CANDIDATES),
 )
 
 
@@ -217,8 +219,8 @@ def _embedding(target: Path) -> None:
     target.write_bytes(model.SerializeToString())
 
 
-def _weights() -> dict[str, Any]:
-    """The constants of all steps of `ranking`."""
+def _weights(candidates: int) -> dict[str, Any]:
+    """The constants of all steps of a ranking."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -235,18 +237,18 @@ def _weights() -> dict[str, Any]:
         "second": matrix(HIDDEN, HIDDEN),
         "last": matrix(HIDDEN, 1),
         "flat": np.array([-1]),
-        "rows": np.array([-1, CANDIDATES]),
-        "candidates": np.array([CANDIDATES]),
+        "rows": np.array([-1, candidates]),
+        "candidates": np.array([candidates]),
         "best": np.array([BEST]),
     }
 
 
 def _step(target: Path) -> None:
-    """A step of `ranking`, by the name of its folder."""
+    """A step of a ranking, by the names of its folder and of the repository."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    name = target.parents[1].name
+    name, model_name = target.parents[1].name, target.parents[2].name
     node = helper.make_node
     nodes = {
         "recall": [
@@ -272,14 +274,19 @@ def _step(target: Path) -> None:
             node("GatherElements", ["CANDIDATE", "place"], ["ITEM"], axis=1),
         ],
     }[name]
-    step = next(step for model in MODELS for step in model.steps if step.name == name)
+    steps = next(model.steps for model in MODELS if model.name == model_name)
+    step = next(step for step in steps if step.name == name)
     types = {"INT64": TensorProto.INT64, "FP32": TensorProto.FLOAT}
     inputs, outputs = (
         [helper.make_tensor_value_info(name, types[kind], ["batch", width]) for name, kind, width in tensors]
         for tensors in (step.inputs, step.outputs)
     )
     used = {name for each in nodes for name in each.input}
-    kept = [numpy_helper.from_array(value, name) for name, value in _weights().items() if name in used]
+    kept = [
+        numpy_helper.from_array(value, name)
+        for name, value in _weights(CANDIDATES[model_name]).items()
+        if name in used
+    ]
     graph = helper.make_graph(nodes, name, inputs, outputs, kept)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)

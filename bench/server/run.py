@@ -7,15 +7,16 @@ The server under test (its whole process tree) is pinned to core 0 and runs one 
 thread; the load generator, in C, has core 1, unless `--cores` names another two. `closed`: so many connections (of
 gRPC: calls under way on a few connections) that the next batch is always there; that is the server's throughput.
 `open`: requests at 70 % of that server's own throughput, evenly spaced and on as many connections, latency counted
-from the instant each was due; so the faster server has the higher load. (On more connections that throughput is none
-it has: their state must fit into a core's cache. Who is late makes its callers wait, and that counts.) An open loop
-counts some thousands of requests, longer than the window where a model takes milliseconds: of a thousand, the 99th
-percentile is the tenth latest, and one pause of the machine makes ten late. `as_PEER`, of ours only: as many requests
-per second as that peer had. `cpu_us` is time by the kernel's own account for one request:
-other load on the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full
-batches in a loop, `bare_tuned` with the settings of Forebay's model processes. `socket` reads requests and writes
-answers of the right length, and does nothing in between: what is left for a server that costs nothing, and, at 70 %,
-what the machine itself does to latency.
+from the instant each was due; so the faster server has the higher load. (On more connections that throughput is
+none it has: their state must fit into a core's cache. Who is late makes its callers wait, and that counts.) An open
+loop counts some thousands of requests, longer than the window where a model takes milliseconds: of a thousand, the
+99th percentile is the tenth latest, and one pause of the machine makes ten late. `as_PEER`, of ours only: as many
+requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on
+the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a
+loop, of as many rows as are fastest (powers of two up to the model's most, tried before each round), `bare_tuned`
+with the settings of Forebay's model processes, `bare_whole` of the most rows. `socket` reads requests and writes
+answers of the right length, and does nothing in between: what is left for a server that costs nothing, and what the
+machine itself does to latency at 70 % load.
 
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
@@ -45,7 +46,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from goals import BARE, BARE_TUNED, BESIDE, Duels, Loads, judged, load_beside
+from goals import BARE, BARE_TUNED, BARE_WHOLE, BESIDE, Duels, Loads, judged, load_beside
 from models import MODELS, Model, write
 from servers import PORTS, REPO, SERVERS, Ports, Server, install, version
 
@@ -70,6 +71,8 @@ WARMUP_S: Final = 1.0
 DUELS: Final = 3
 """Of each pair in a round."""
 QUICK_WINDOW_S: Final = 1.0
+TRIAL_S: Final = 1.0
+"""Of each number of rows, for the runtime alone."""
 START_TIMEOUT_S: Final = 120.0
 TURN_S: Final = 0.2
 """How long one of a pair has the core before the other. Triton gives up a model that is silent for a second."""
@@ -159,14 +162,22 @@ class Rig:
         return {"per_s": seen["requests"] / seen["seconds"]} | latency | costs
 
     @contextlib.contextmanager
-    def bare(self, model: Model, window_s: float, *, tuned: bool) -> Iterator[subprocess.Popen[bytes]]:
+    def bare(self, model: Model, rows: int, window_s: float, *, tuned: bool) -> Iterator[subprocess.Popen[bytes]]:
         """The runtime alone, by its own settings, or by those that Forebay gives it. `of_bare` reads what it says."""
         files = ":".join(str(self.repository / model.name / name / "1/model.onnx") for name in model.folders)
         row = ",".join(map(str, model.row))
-        words = [files, model.input, model.max_batch, window_s, row, 0 if tuned else 1]
+        words = [files, model.input, rows, window_s, row, 0 if tuned else 1]
         command = [sys.executable, str(HERE / "bare.py"), *map(str, words)]
         with started(command, self.cores.measured, environ=placement.DEFAULTS if tuned else {}) as process:
             yield process
+
+    def ideal(self, model: Model) -> int:
+        """The number of rows that is fastest at once, for the runtime alone."""
+        speeds = {}
+        for rows in [1 << exponent for exponent in range(model.max_batch.bit_length())]:
+            with self.bare(model, rows, TRIAL_S, tuned=False) as process:
+                speeds[rows] = of_bare(process)["per_s"]
+        return max(speeds, key=lambda rows: speeds[rows])
 
 
 def of_bare(process: subprocess.Popen[bytes], clock: Clock = time.monotonic) -> Run:
@@ -248,8 +259,10 @@ Duel = tuple[str, Loads, str, Loads]
 
 def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
     """Who is compared with nobody, then every duel; `told` hears every load."""
-    with _missing(BARE_TUNED, model), rig.bare(model, rig.window_s, tuned=True) as process:
-        told((BARE_TUNED, "closed", of_bare(process)))
+    rows = rig.ideal(model)
+    for name, most, tuned in ((BARE_TUNED, rows, True), (BARE_WHOLE, model.max_batch, False)):
+        with _missing(name, model), rig.bare(model, most, rig.window_s, tuned=tuned) as process:
+            told((name, "closed", of_bare(process) | {"rows": most}))
     for name in names:
         if name not in BESIDE and name not in BESIDE.values() and (model.steps or not SERVERS[name].ensembles):
             with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
@@ -258,24 +271,24 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
     for ours in dict.fromkeys(BESIDE.values()):
         if ours in names:
             with _missing(ours, model), rig.serving(ours, model, PORTS[0]) as up:
-                yield from _beside_bare(up, rig, told)
+                yield from _beside_bare(up, rows, rig, told)
     for beside, ours in BESIDE.items():
         if ours in names and beside in names:
             yield from _pair(ours, beside, model, rig, told)
 
 
-def _beside_bare(up: Up, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
+def _beside_bare(up: Up, rows: int, rig: Rig, told: Callable[[Told], None]) -> Iterator[Duel]:
     window_s = 2 * rig.window_s
     for _ in range(rig.duels):
         with (
-            rig.bare(up.model, window_s, tuned=False) as process,
+            rig.bare(up.model, rows, window_s, tuned=False) as process,
             Turns(up.pid, process.pid) as turns,
             ThreadPoolExecutor() as pool,
         ):
             beside = pool.submit(of_bare, process, turns.clock(process.pid))
             closed = _closed(rig, up, window_s, turns.clock(up.pid))
             bare = beside.result()
-        told((BARE, "closed", bare))
+        told((BARE, "closed", bare | {"rows": rows}))
         told((up.name, "closed", closed))
         yield up.name, {"closed": closed}, BARE, {"closed": bare}
 
@@ -376,7 +389,7 @@ def result(names: list[str], count: int, seen: Seen, duels: Duels) -> dict[str, 
                 load: {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
                 for load, runs in servers[name].items()
             }
-            for name in (BARE, BARE_TUNED, *SERVERS)
+            for name in (BARE, BARE_TUNED, BARE_WHOLE, *SERVERS)
             if name in servers
         }
         for model, servers in seen.items()

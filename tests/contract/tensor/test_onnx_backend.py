@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.contract.tensor.models import ask, build, config, load, run
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import Datatype, DynamicBatching
 from forebay.core.serving.errors import Kind
 from forebay.engines.tensor import onnx as onnx_backend
 from forebay.engines.tensor import onnx_file
@@ -57,6 +57,36 @@ def test_int8_products_do_not_overflow_without_vnni(tmp_path: Path) -> None:
     (response,) = run(backend, [ask({"X": np.ones((2, 64), np.float32)})])
 
     assert response.outputs["Y"] == pytest.approx(64.0 * 127)
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_batch_runs_in_parts_of_as_many_rows_as_are_set(name: str, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["X"], ["rows"], start=0, end=1),
+        helper.make_node("Cast", ["rows"], ["together"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["X", "together"], ["Y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 1]) for name in "XY")
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 15)], ir_version=8
+    )
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    found = config(
+        name,
+        Datatype.FP32,
+        "identity",
+        model_file="model.onnx",
+        batching=DynamicBatching(),
+        parameters={"forebay.micro_batch_rows": "2"},
+    )
+    backend, _ = load(found, tmp_path)
+    requests = [ask({"X": np.full((rows, 1), 10 * rows, np.float32)}) for rows in (1, 3, 2)]
+
+    whole, parts = run(backend, requests), run(backend, requests)
+
+    assert [each.outputs["Y"].ravel().tolist() for each in whole] == [[16], [36] * 3, [26] * 2]
+    assert [each.outputs["Y"].ravel().tolist() for each in parts] == [[12], [32] * 3, [22] * 2]
     backend.close()
 
 

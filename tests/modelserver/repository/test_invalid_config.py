@@ -180,7 +180,8 @@ WRONG = [
     (
         "parameters { key: 'forebay.pined' }",
         'parameters["forebay.pined"]: unknown parameter; allowed: forebay.age_step_ms, forebay.calls, '
-        "forebay.deadlines, forebay.in_process, forebay.pinned, forebay.gpu_memory_fraction, forebay.task",
+        "forebay.deadlines, forebay.in_process, forebay.micro_batch_rows, forebay.pinned, "
+        "forebay.gpu_memory_fraction, forebay.task",
     ),
     (
         "parameters { key: 'forebay.calls' value { string_value: 'one,,two' } }",
@@ -202,6 +203,15 @@ WRONG = [
     (
         "parameters { key: 'forebay.in_process' value { string_value: 'true' } }",
         'parameters["forebay.in_process"]: only ensembles have steps to run in one process',
+    ),
+    (
+        "parameters { key: 'forebay.micro_batch_rows' value { string_value: '4' } }",
+        'parameters["forebay.micro_batch_rows"]: needs dynamic_batching and one of the backends onnxruntime, '
+        "openvino, pytorch",
+    ),
+    (
+        "dynamic_batching {} parameters { key: 'forebay.micro_batch_rows' value { string_value: '-1' } }",
+        "parameters[\"forebay.micro_batch_rows\"]: found '-1'; allowed: a number of rows, 0 (whole batches) or more",
     ),
     (
         "parameters { key: 'forebay.pinned' value { string_value: 'x' } }",

@@ -117,7 +117,7 @@ def summary(document: bytes) -> list[Table]:
     """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = dict.fromkeys(name for model in result.figures.values() for name in model)
-    servers = [name for name in names if name not in ("bare_tuned", SOCKET, *APART)]
+    servers = [name for name in names if name not in ("bare_tuned", "bare_whole", SOCKET, *APART)]
     rows = [
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
@@ -170,6 +170,8 @@ def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> t
     values = (loads.get(load, {}).get(key) for load, key, _ in FIGURES)
     cells = ("-" if value is None else figure(value) for value in values)
     title = f"{shown(name)} {version}".strip()
+    if rows := loads.get("closed", {}).get("rows"):
+        title += f", {figure(rows)} rows at once"
     return (f"**{title}**" if name == "forebay" else title, *cells)
 
 

@@ -15,6 +15,8 @@ CALLS = "forebay.calls"
 """A model parameter: comma-separated names of the models that it calls."""
 IN_PROCESS = "forebay.in_process"
 """A parameter of an ensemble: `true` runs the models of its steps in processes of the ensemble's own."""
+MICRO_BATCH = "forebay.micro_batch_rows"
+"""A model parameter: rows of a batch that run at once on a CPU; 0: all; missing: as many as is fastest."""
 
 
 class Datatype(StrEnum):

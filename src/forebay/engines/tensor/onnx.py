@@ -69,7 +69,7 @@ class OnnxBackend:
     """One session, shared by all threads; each adds its own thread to a shared pool."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
-        self._ragged = Ragged(config)
+        self._ragged = Ragged(config, cpu=not on_gpu(config, instance))
         file = folder / (config.model_file or FILE_DEFAULT)
         if file.is_dir():  # a model of several files
             file /= FILE_DEFAULT

@@ -62,7 +62,6 @@ class OpenVinoBackend:
     """A compiled model; `execute` of one instance is called by one thread at a time."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
-        self._ragged = Ragged(config)
         file = folder / (config.model_file or FILE_DEFAULT)
         if not file.exists():
             raise BackendFailed(f"model '{config.name}': there is no file {file.name} in {folder}")
@@ -80,6 +79,7 @@ class OpenVinoBackend:
             loaded = Loaded(_specs(self._inputs), _specs(self._outputs))
             device = config.parameters.get("TARGET_DEVICE", "CPU")
             self._cuts = device == "CPU"
+            self._ragged = Ragged(config, cpu=self._cuts)
             self._compiled = core.compile_model(model, device, _properties(config))
             self._places = {name: place for place, name in enumerate(self._outputs)}
             self._requests: dict[int, Any] = {}

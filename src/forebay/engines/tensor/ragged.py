@@ -5,14 +5,15 @@ row of the batch, or are concatenated according to the shapes of an input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from forebay.core.serving.config import VARIABLE, BatchKind, ModelConfig
+from forebay.core.serving.config import MICRO_BATCH, VARIABLE, BatchKind, ModelConfig
 from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, joined
-from forebay.engines.tensor.batch import FAILURES, Join, Run
+from forebay.engines.tensor.batch import FAILURES, Join, MicroBatches, Run
 from forebay.engines.tensor.protocol import Array, Request, Response, failed
 
 Shape = tuple[int, ...]
@@ -21,17 +22,23 @@ Shape = tuple[int, ...]
 class Ragged:
     """Builds a model's batches according to its configuration."""
 
-    def __init__(self, config: ModelConfig, join: Join = joined) -> None:
+    def __init__(self, config: ModelConfig, join: Join = joined, *, cpu: bool = True) -> None:
+        """`cpu`: whether it runs on one, where large batches are not always the fastest."""
         self._join = join
         self._made = config.batch_inputs
         self._flat = frozenset(spec.name for spec in config.inputs if spec.allow_ragged and config.max_batch)
         self._scattered = config.scattered
         self._dims = {spec.name: spec.dims if spec.reshape is None else spec.reshape for spec in config.outputs}
         self._plain = not (self._made or self._flat or self._scattered)
+        rows = config.parameters.get(MICRO_BATCH)
+        cuts = cpu and self._plain and config.batching is not None and config.max_batch > 1
+        self._micro = MicroBatches(None if rows is None else int(rows)) if cuts else None
 
     def execute(self, requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
         """One response for each request, in order, as in `batch.execute`."""
         if self._plain:
+            if self._micro is not None:
+                run = partial(self._micro.run, run)
             return batch.execute(requests, outputs, run, self._join)
         whole = list(requests)
         responses = [Response()] * len(whole)

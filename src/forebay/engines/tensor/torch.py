@@ -86,7 +86,8 @@ class TorchBackend:
         file = _file(config, folder)
         torch.set_num_threads(_threads(config))
         device = _device(config, instance)
-        self._ragged = Ragged(config, joined if device is None or device.type != "cuda" else _locked)
+        kind = device.type if device is not None else ""
+        self._ragged = Ragged(config, _locked if kind == "cuda" else joined, cpu=kind == "cpu")
         self._writes = False  # to its inputs, as far as known: it gets copies then
         self._device, self._streams = device or torch.device("cpu"), _Streams(device)
         # inputs may be read-only, and models that write to them do so at their own risk

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import Final
 
-from forebay.core.serving.config import CALLS, IN_PROCESS, VARIABLE
+from forebay.core.serving.config import CALLS, IN_PROCESS, MICRO_BATCH, VARIABLE
 from forebay.core.task_tensors import CONTRACTS, PARAMETER
 from forebay.engines.tensor.gpus import FRACTION
 from forebay.modelserver.repository import ragged, scheduling
@@ -31,11 +31,15 @@ OURS: Final = {
     CALLS: "comma-separated models that this one calls; they are loaded with it",
     "forebay.deadlines": "true: a request's timeout is also the deadline of its response",
     IN_PROCESS: "true: an ensemble runs its steps in a process of its own, batch by batch",
+    MICRO_BATCH: "rows of a batch that run at once on a CPU; 0: all; without it as many as is fastest",
     "forebay.pinned": "true: the memory budget never puts this model to sleep",
     FRACTION: "fraction of its GPU's memory that each process of the model may use, such as 0.5",
     PARAMETER: "the task whose endpoint below /v1 the model also serves",
 }
 """Parameters that Triton does not have."""
+CUTTING: Final = ("onnxruntime", "openvino", "pytorch")
+"""Backends that can run a batch in several parts."""
+DIGITS_MAX: Final = 9
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 NO_GPU: Final = {
@@ -294,6 +298,11 @@ def _parameters(message: Message, problems: Problems) -> None:
                 problems.add(path, "only models of the python backend can call others")
             elif not all(name.strip() for name in value.split(",")):
                 problems.add(path, f"found {value!r}; allowed: comma-separated model names")
+        elif key == MICRO_BATCH:
+            if not (value.isascii() and value.isdecimal() and len(value) <= DIGITS_MAX):
+                problems.add(path, f"found {value!r}; allowed: a number of rows, 0 (whole batches) or more")
+            elif message.backend not in CUTTING or not message.HasField("dynamic_batching"):
+                problems.add(path, f"needs dynamic_batching and one of the backends {', '.join(CUTTING)}")
         elif key == "forebay.age_step_ms":
             if not message.HasField("dynamic_batching"):
                 problems.add(path, "needs dynamic_batching")
