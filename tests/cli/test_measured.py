@@ -164,7 +164,15 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
         )
 
     ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84}}
-    figures = {"embed": {"bare": {"closed": {"per_s": 184891.0}}, "forebay": ours, "triton_grpc": {}, "socket": {}}}
+    figures = {
+        "embed": {
+            "bare": {"closed": {"per_s": 184891.0, "rows": 4.0}},
+            "bare_whole": {"closed": {"per_s": 150000.0, "rows": 32.0}},
+            "forebay": ours,
+            "triton_grpc": {},
+            "socket": {},
+        }
+    }
     goals = [
         goal("throughput, at least", "forebay", "bare", 0.95, 0.09, False),
         goal("throughput, at least", "forebay", "triton_grpc", 1.2, 1.45, True),
@@ -177,7 +185,8 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
     block = page.benchmarks(tmp_path)
 
     assert "**Model servers, `embed`, on one core** (2 cores, Python 3.11, median of 3 rounds):" in block
-    assert "| bare | 184,891 | - | - | - | - | - |" in block
+    assert "| bare, 4 rows at once | 184,891 | - | - | - | - | - |" in block
+    assert "| bare-whole, 32 rows at once | 150,000 | - | - | - | - | - |" in block
     assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 |" in block
     assert "| triton-grpc 2.51.0 | - | - | - | - | - | - |" in block
     assert "| model | server | goal | bound | vs bare | vs triton-grpc | value |" in block

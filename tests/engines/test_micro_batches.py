@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forebay.core.serving.config import DynamicBatching, ModelConfig
-from forebay.engines.tensor.batch import PRUNED_AFTER, REST, REST_MOST, RUNS, SHORT_NS, MicroBatches
+from forebay.engines.tensor.batch import PRUNED_AFTER, REST, REST_MOST, RUNS, SHORT_NS, SMALLER_MOST, MicroBatches
 from forebay.engines.tensor.protocol import Array, Request
 from forebay.engines.tensor.ragged import Ragged
 
@@ -72,7 +72,7 @@ def test_a_comparison_takes_few_batches_and_then_rests() -> None:
 
     cut = [len(batches(micro, model, 1)) > 1 for _ in range(8 * REST_MOST)]
     whole = [len(list(group)) for is_cut, group in itertools.groupby(cut) if not is_cut]
-    assert [round(count / REST) for count in whole if count > REST // 2][:6] == [1, 2, 4, 8, 16, 16]
+    assert [round(count / REST) for count in whole if count > REST // 2][:5] == [1, 2, 4, 4, 4]
 
 
 def test_what_becomes_slower_is_found_again() -> None:
@@ -86,16 +86,32 @@ def test_what_becomes_slower_is_found_again() -> None:
     assert batches(micro, model, 5 * (REST_MOST + 6 * RUNS)) == [16] * 2
 
 
-def test_batches_of_other_sizes_begin_with_what_is_known() -> None:
+def test_what_large_batches_have_shown_holds_for_smaller_ones() -> None:
     model = Model(crowded(4))
     micro = MicroBatches(clock_ns=model.clock_ns)
     batches(micro, model, 1 + 6 * RUNS)
 
-    tried = [tuple(batches(micro, model, 1, rows=11)) for _ in range(4 * RUNS)]
+    assert {tuple(batches(micro, model, 1, rows=11)) for _ in range(2 * REST_MOST)} == {(3, 4, 4)}
+    assert {tuple(batches(micro, model, 1, rows=2)) for _ in range(2 * REST_MOST)} == {(2,)}
 
-    assert set(tried) == {(11,), (5, 6), (3, 4, 4), (1, 2, 2, 2, 2, 2)}
-    assert batches(micro, model, 1, rows=11) == [5, 6]
-    assert batches(micro, model, 1) == [4] * 8
+
+def test_larger_batches_than_before_are_compared_anew() -> None:
+    model = Model(crowded(32))
+    micro = MicroBatches(clock_ns=model.clock_ns)
+    batches(micro, model, 1 + 4 * RUNS, rows=4)
+
+    assert {len(batches(micro, model, 1, rows=4)) for _ in range(REST // 2)} == {1}
+    assert len({len(batches(micro, model, 1)) for _ in range(6 * RUNS)}) == 6
+    assert batches(micro, model, 1) == [32]
+
+
+def test_a_large_batch_that_stays_alone_does_not_end_comparisons() -> None:
+    model = Model(crowded(2))
+    micro = MicroBatches(clock_ns=model.clock_ns)
+    batches(micro, model, 3)
+
+    assert batches(micro, model, SMALLER_MOST, rows=8) == [8]
+    assert batches(micro, model, 1 + 4 * RUNS, rows=8) == [2] * 4
 
 
 def test_rows_of_other_sizes_are_another_matter() -> None:

@@ -44,6 +44,14 @@ IN_PROCESS_NOTE: Final = (
     "runtime run the three files one after the other in one process. `forebay-apart` and `triton-apart` are "
     "ensembles of three models in processes of their own."
 )
+LARGE: Final = "ranking-large"
+LARGE_NOTE: Final = f"`{LARGE}` is the same with 1,000 candidates."
+BARE_NOTE: Final = (
+    "All servers are configured for the same largest batch. `bare` runs batches of as many rows as are fastest for "
+    "the runtime, `bare-whole` the largest ones: what a layer makes of a large batch outgrows the core's cache. "
+    "Forebay finds out how many rows of a batch to run at once."
+)
+WHOLE_NOTE: Final = "`bare` ran the largest batches."
 APART_NOTE: Final = (
     f"{ENSEMBLE_NOTE} Forebay and Triton passed tensors between the processes of the models; the other servers and "
     "the bare runtime ran the three files one after the other in one process."
@@ -52,6 +60,9 @@ THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 BARE: Final = "bare"
 """The model's runtime alone."""
+BARE_TUNED: Final = "bare_tuned"
+BARE_WHOLE: Final = "bare_whole"
+"""The same with the settings of Forebay's processes, and in batches as large as the model takes."""
 SOCKET: Final = "socket"
 """A server that reads requests and answers them without a model."""
 GRPC: Final = "_grpc"
@@ -96,7 +107,7 @@ def tables(document: bytes) -> list[Table]:
         for model, servers in result.figures.items()
     ]
     if result.goals:
-        notes = " ".join([TURNS_NOTE, P99_NOTE, *_ensemble_notes(result)])
+        notes = " ".join([TURNS_NOTE, P99_NOTE, *_model_notes(result)])
         made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", notes))
     return [*made, *_ceilings(result, CEILINGS)]
 
@@ -108,7 +119,7 @@ def elsewhere(document: bytes) -> list[Table]:
     bare = ", ".join(f"{figure(_per_s(servers, BARE))} of `{name}`" for name, servers in result.figures.items())
     title = f"**The same on another machine** ({where}; requests/s of `{BARE}` there: {bare}):"
     return [
-        _goals(result.goals, title, " ".join(_ensemble_notes(result))),
+        _goals(result.goals, title, " ".join(_model_notes(result))),
         *_ceilings(result, "**Ceilings of the missed throughput goals there**:"),
     ]
 
@@ -117,7 +128,7 @@ def summary(document: bytes) -> list[Table]:
     """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     names = dict.fromkeys(name for model in result.figures.values() for name in model)
-    servers = [name for name in names if name not in ("bare_tuned", "bare_whole", SOCKET, *APART)]
+    servers = [name for name in names if name not in (BARE_TUNED, BARE_WHOLE, SOCKET, *APART)]
     rows = [
         (model, *(_speed(figures.get(name, {}), name) for name in servers))
         for model, figures in result.figures.items()
@@ -127,10 +138,13 @@ def summary(document: bytes) -> list[Table]:
     return [Table(title, ("model", *map(shown, servers)), rows)]
 
 
-def _ensemble_notes(result: _Result) -> list[str]:
-    if ENSEMBLE not in result.figures:
-        return []
-    return [IN_PROCESS_NOTE if APART[0] in result.versions else APART_NOTE]
+def _model_notes(result: _Result) -> list[str]:
+    notes = [BARE_NOTE if any(BARE_WHOLE in servers for servers in result.figures.values()) else WHOLE_NOTE]
+    if ENSEMBLE in result.figures:
+        notes.append(IN_PROCESS_NOTE if APART[0] in result.versions else APART_NOTE)
+    if LARGE in result.figures:
+        notes.append(LARGE_NOTE)
+    return notes
 
 
 def _ceilings(result: _Result, title: str) -> list[Table]:

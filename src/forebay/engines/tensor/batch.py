@@ -4,8 +4,7 @@ The server sends several requests at once only to models that batch, so the firs
 batch. Requests with different shapes run separately, one group for each shape.
 
 A large batch need not be fastest as a whole. On a CPU, what one layer makes of it may not fit into the core's cache
-until the next layer reads it: bge-small on texts of 256 tokens takes 1.3 times as long for a row among 32 as for one
-alone. `MicroBatches` finds how many rows a model is to be given at once.
+until the next layer reads it. `MicroBatches` finds how many rows a model is to be given at once.
 """
 
 import threading
@@ -34,14 +33,16 @@ QUARTILE: Final = 1
 """What counts of their times, in order: only the slow ones are chance."""
 EQUAL: Final = 1.01
 """Times that differ by less are the same; more rows at once are better then."""
-CLOSE: Final = 1.1
+CLOSE: Final = 1.05
 """Numbers of rows that take longer do not take part in the next comparison,"""
 HOPELESS: Final = 1.3
 """and those that take this much longer leave this one"""
 PRUNED_AFTER: Final = 4
 """after so many batches of each: some are slow because the process was stopped."""
-REST, REST_MOST = 64, 1_024
+REST, REST_MOST = 256, 1_024
 """Batches until the next comparison, twice as many each time: caches are shared, and so is the machine."""
+SMALLER_MOST: Final = 128
+"""So many smaller batches in a row end a first comparison of large ones, which are rare then."""
 SHORT_NS: Final = 2_000_000
 """A batch that takes less stays whole: each run has a cost of its own."""
 
@@ -162,7 +163,7 @@ class MicroBatches:
         self._whole = rows == 0
         self._known = False
         """Whether a batch has run: the first one runs as a whole, and shows whether the model keeps its inputs."""
-        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._kinds: dict[int, _Kind] = {}
         self._lock = threading.Lock()
 
     def run(self, run: Run, inputs: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
@@ -173,22 +174,21 @@ class MicroBatches:
             return run(inputs, wanted)
         if self._rows is not None:
             return self._cut(run, inputs, wanted, rows, self._rows)
+        whole = (rows - 1).bit_length()
         with self._lock:
             kind = self._kind(inputs, rows)
-            exponent = kind.turn()
+            size = kind.turn(whole)
         begun_ns = self._clock_ns()
-        made = self._cut(run, inputs, wanted, rows, 1 << exponent)
+        made = self._cut(run, inputs, wanted, rows, 1 << size)
         with self._lock:
-            kind.note(exponent, self._clock_ns() - begun_ns, rows)
+            kind.note(whole, size, self._clock_ns() - begun_ns, rows)
         return made
 
     def _kind(self, inputs: dict[str, Array], rows: int) -> "_Kind":
-        row_bytes = sum([array.nbytes for array in inputs.values()]) // rows
-        size, largest = row_bytes.bit_length(), (rows - 1).bit_length()
-        kind = self._kinds.get((size, largest))
+        size = (sum([array.nbytes for array in inputs.values()]) // rows).bit_length()
+        kind = self._kinds.get(size)
         if kind is None:
-            known = max([each.best for (other, _), each in self._kinds.items() if other == size], default=-1)
-            kind = self._kinds[size, largest] = _Kind(largest, known)
+            kind = self._kinds[size] = _Kind()
         return kind
 
     def _cut(
@@ -216,36 +216,44 @@ class MicroBatches:
 
 
 class _Kind:
-    """How many rows to run at once in batches of about one size: a power of two, found by trying several in turn."""
+    """How many rows of about one size to run at once: a power of two, found by trying several in turn.
 
-    def __init__(self, largest: int, known: int) -> None:
-        """Sizes are exponents of two. `largest`: the whole batch; `known`: the best of smaller batches, or -1."""
-        self.best = largest if known < 0 else min(known, largest)
-        self._largest = largest
-        self._rest, self._next_rest = 0, REST // 2
+    Sizes are exponents of two. Only the largest batches take part in comparisons; what they show holds for all.
+    """
+
+    def __init__(self) -> None:
+        self._largest = 0
+        self._rest, self._next_rest = 0, REST
         self._tried: dict[int, list[int]] = {}
         """The sizes in a comparison, and nanoseconds for a row."""
-        self._compare(range(largest + 1) if known < 0 else ())
-        self._rest = 0
+        self._costs: dict[int, int] = {}
+        """What the last one has shown."""
+        self._compared = False
+        """Whether there was one of the largest batches."""
+        self._smaller = 0
+        """Batches in a row that took no part in the first one."""
 
-    def turn(self) -> int:
-        """The size for the next batch: the best, or in a comparison the one that had the fewest turns."""
-        if self._rest:
+    def turn(self, whole: int) -> int:
+        """The size for a batch that is `whole` itself: the best, or in a comparison the one with the fewest turns."""
+        self._smaller = self._smaller + 1 if whole < self._largest and not self._compared else 0
+        if whole > self._largest or self._smaller > SMALLER_MOST:  # a new comparison, of all sizes
+            self._largest, self._rest, self._next_rest = whole, 0, REST
+            self._compared, self._smaller = False, 0
+            self._tried = {size: [] for size in range(whole, -1, -1)}
+        elif whole == self._largest and self._rest:
             self._rest -= 1
-            return self.best
-        size, fewest = self.best, RUNS
-        for other, times in self._tried.items():
-            if len(times) < fewest:
-                size, fewest = other, len(times)
-        return size
+        elif whole == self._largest:
+            fewest = min([len(times) for times in self._tried.values()])
+            return next(size for size, times in self._tried.items() if len(times) == fewest)
+        return self._best(whole)
 
-    def note(self, size: int, spent_ns: int, rows: int) -> None:
+    def note(self, whole: int, size: int, spent_ns: int, rows: int) -> None:
         """A batch was run like that."""
         times = self._tried.get(size)
-        if self._rest or times is None:
+        if self._rest or times is None or whole != self._largest:
             return
-        if size == self._largest and spent_ns < SHORT_NS:
-            self.best = size
+        if size == whole and spent_ns < SHORT_NS:
+            self._costs.clear()
             self._compare(())
             return
         times.append(spent_ns // rows)
@@ -254,18 +262,21 @@ class _Kind:
             fastest = min([min(each) for each in self._tried.values()])
             self._tried = {each: found for each, found in self._tried.items() if min(found) < HOPELESS * fastest}
         elif least >= RUNS:
-            self._decide()
+            self._costs = {each: sorted(found)[QUARTILE] for each, found in self._tried.items()}
+            limit = CLOSE * min(self._costs.values())
+            self._compare([each for each, cost in self._costs.items() if cost < limit])
 
-    def _decide(self) -> None:
-        costs = {size: sorted(times)[QUARTILE] for size, times in self._tried.items()}
-        least = min(costs.values())
-        self.best = max([size for size, cost in costs.items() if cost <= EQUAL * least])
-        self._compare([size for size, cost in costs.items() if cost < CLOSE * least])
+    def _best(self, whole: int) -> int:
+        costs = {size: cost for size, cost in self._costs.items() if size <= whole}
+        least = min(costs.values(), default=0)
+        return max([size for size, cost in costs.items() if cost <= EQUAL * least], default=whole)
 
     def _compare(self, sizes: Collection[int]) -> None:
-        """Compare these sizes next, the best and its neighbours, and the whole batch: that one first."""
+        """Next, after a rest, compare these sizes, the best and its neighbours."""
+        self._compared = True
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, REST_MOST)
-        near = {self.best - 1, self.best, self.best + 1, self._largest, *sizes}
+        best = self._best(self._largest)
+        near = {best - 1, best, best + 1, *sizes}
         self._tried = {size: [] for size in sorted(near, reverse=True) if 0 <= size <= self._largest}
 
 
