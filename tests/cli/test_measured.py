@@ -251,3 +251,22 @@ def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> Non
     assert "median of 2 rounds, others on other cores; requests/s" in block
     assert "| embed | forebay | throughput, at least | 1.2x | **1.10x** |" in block
     assert "| embed | forebay | triton | 1.20x | 1.13x | 1.10x | 97% |" in block
+
+
+def test_newer_model_server_is_shown_with_both_ways_of_the_bare_runtime(tmp_path: Path) -> None:
+    goal = ("ranking", "throughput, at least", "forebay", "bare", 0.95, 0.89, False)
+    names = ("model", "goal", "ours", "beside", "bound", "value", "met")
+    bare = {"bare": {"closed": {"per_s": 2800.0, "rows": 4.0}}, "bare_whole": {"closed": {"per_s": 2400.0}}}
+    result = {
+        "machine": MACHINE,
+        "rounds": 1,
+        "versions": {"forebay": "0.1"},
+        "figures": {"ranking": bare},
+        "goals": [dict(zip(names, goal, strict=True))],
+    }
+    write(tmp_path / "server/parts.json", result)
+    block = page.benchmarks(tmp_path)
+
+    assert "requests/s of `bare`: 2,800 of `ranking`, 2,400 in the largest batches):" in block
+    assert "| ranking | forebay | throughput, at least | 0.95x | **0.89x** |" in block
+    assert "Forebay finds out how many rows of a batch to run at once." in block

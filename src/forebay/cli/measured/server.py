@@ -124,6 +124,22 @@ def elsewhere(document: bytes) -> list[Table]:
     ]
 
 
+def in_parts(document: bytes) -> list[Table]:
+    """The goals of a newer version, beside fewer servers. Raises `msgspec.MsgspecError` for other documents."""
+    result = msgspec.json.decode(document, type=_Result)
+    where = machine(result.machine, result.rounds, result.beside)
+    figures = result.figures.items()
+    bare = ", ".join(
+        f"{figure(_per_s(servers, BARE))} of `{name}`, {figure(_per_s(servers, BARE_WHOLE))} in the largest batches"
+        for name, servers in figures
+    )
+    title = f"**A newer version, which runs batches in parts** ({where}; requests/s of `{BARE}`: {bare}):"
+    return [
+        _goals(result.goals, title, " ".join(_model_notes(result))),
+        *_ceilings(result, "**Ceilings of the throughput goals that it misses**:"),
+    ]
+
+
 def summary(document: bytes) -> list[Table]:
     """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
