@@ -264,7 +264,7 @@ def test_newer_model_server_is_shown_with_both_ways_of_the_bare_runtime(tmp_path
         "figures": {"ranking": bare},
         "goals": [dict(zip(names, goal, strict=True))],
     }
-    write(tmp_path / "server/parts.json", result)
+    write(tmp_path / "server/micro_batches.json", result)
     block = page.benchmarks(tmp_path)
 
     assert "requests/s of `bare`: 2,800 of `ranking`, 2,400 in the largest batches):" in block

@@ -30,7 +30,7 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
-    ("server/parts.json", server.in_parts),
+    ("server/micro_batches.json", server.micro_batches),
     ("server/since.json", server.elsewhere),
     ("server/elsewhere.json", server.elsewhere),
     ("server/xeon.json", server.elsewhere),

@@ -124,7 +124,7 @@ def elsewhere(document: bytes) -> list[Table]:
     ]
 
 
-def in_parts(document: bytes) -> list[Table]:
+def micro_batches(document: bytes) -> list[Table]:
     """The goals of a newer version, beside fewer servers. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
     where = machine(result.machine, result.rounds, result.beside)
@@ -133,7 +133,7 @@ def in_parts(document: bytes) -> list[Table]:
         f"{figure(_per_s(servers, BARE))} of `{name}`, {figure(_per_s(servers, BARE_WHOLE))} in the largest batches"
         for name, servers in figures
     )
-    title = f"**A newer version, which runs batches in parts** ({where}; requests/s of `{BARE}`: {bare}):"
+    title = f"**A newer version, which runs micro-batches** ({where}; requests/s of `{BARE}`: {bare}):"
     return [
         _goals(result.goals, title, " ".join(_model_notes(result))),
         *_ceilings(result, "**Ceilings of the throughput goals that it misses**:"),

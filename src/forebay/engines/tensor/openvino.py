@@ -79,7 +79,7 @@ class OpenVinoBackend:
             loaded = Loaded(_specs(self._inputs), _specs(self._outputs))
             device = config.parameters.get("TARGET_DEVICE", "CPU")
             self._cuts = device == "CPU"
-            self._ragged = Ragged(config, cpu=self._cuts)
+            self._ragged = Ragged(config, cpu=device == "CPU")
             self._compiled = core.compile_model(model, device, _properties(config))
             self._places = {name: place for place, name in enumerate(self._outputs)}
             self._requests: dict[int, Any] = {}
