@@ -56,6 +56,7 @@ def test_the_size_that_is_fastest_is_found(fitting: int, found: int) -> None:
     micro = MicroBatches(clock_ns=model.clock_ns)
 
     assert batches(micro, model, 1 + 2 * RUNS * 6) == [found] * (32 // found)
+    assert micro.chosen() == {64: found}
 
 
 def test_a_gain_is_found_behind_sizes_without_one() -> None:
@@ -122,6 +123,7 @@ def test_rows_of_other_sizes_are_another_matter() -> None:
 
     assert batches(micro, model, 1 + 6 * RUNS, width=64) == [32]
     assert batches(micro, model, 1) == [4] * 8
+    assert micro.chosen() == {64: 4, 512: 32}
 
 
 def test_sizes_that_take_far_longer_are_not_tried_often() -> None:
@@ -174,15 +176,19 @@ def test_outputs_that_cannot_be_put_together_keep_batches_whole(odd: Callable[[A
     assert seen[-2:] == [8, 8]
 
 
-def test_a_model_that_answers_in_the_same_memory_gets_whole_batches() -> None:
-    memory = np.zeros((8, 1))
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+@pytest.mark.parametrize("rows", [8, 11])
+def test_a_model_that_answers_in_memory_of_its_own_overwrites_nothing(rows: int, buffers: int) -> None:
+    """In a few buffers in turn, for each number of rows; of 11 rows, the first part is smaller than the others."""
+    memory = {size: itertools.cycle([np.zeros((size, 1)) for _ in range(buffers)]) for size in range(rows + 1)}
 
     def model(feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
-        memory[: len(feed["X"])] = feed["X"] * 2
-        return {"Y": memory[: len(feed["X"])]}
+        made = next(memory[len(feed["X"])])
+        made[:] = feed["X"] * 2
+        return {"Y": made[:]}
 
     micro = MicroBatches(2)
-    x = np.arange(8.0).reshape(8, 1)
+    x = np.arange(float(rows)).reshape(rows, 1)
 
     assert all(np.array_equal(micro.run(model, {"X": x}, ["Y"])["Y"], x * 2) for _ in range(3))
 
@@ -201,6 +207,7 @@ def test_a_model_that_takes_only_whole_batches_gets_them() -> None:
         micro.run(model, {"X": np.ones((8, 1))}, ["Y"])
 
     assert seen == [8, 4, 8, 8]
+    assert micro.chosen() == {}
 
 
 def test_the_error_of_a_bad_row_is_that_of_the_whole_batch_and_changes_nothing() -> None:

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from tests.contract.tensor.models import CARRIES, TWO, ask, build, config, load, run, sample
 
-from forebay.core.serving.config import Datatype
+from forebay.core.serving.config import MICRO_BATCH, Datatype, DynamicBatching
 from forebay.engines.tensor import BACKENDS, create
+from forebay.engines.tensor.measures import MICRO_BATCH_ROWS, Measuring
 from forebay.engines.tensor.protocol import Array, Backend, BackendFailed
 
 BACKEND_NAMES = ("onnxruntime", "openvino", "pytorch", "python")
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml", "pytorch": "model.pt2", "python": "model.py"}
+
+SET = {MICRO_BATCH: "2"}
 
 every_backend = pytest.mark.parametrize("name", BACKEND_NAMES)
 
@@ -207,3 +210,25 @@ def test_closed_model_can_be_replaced_and_loaded_again(name: str, tmp_path: Path
 
     assert list(run(backend, [ask({"X": sample(Datatype.FP32)})])[0].outputs) == ["Y"]
     backend.close()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "pytorch"])
+def test_backend_reports_how_many_rows_of_a_batch_it_runs_at_once(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "7"
+    build(name, "identity", Datatype.FP32, folder)
+    settings = config(name, Datatype.FP32, "identity", batching=DynamicBatching())
+    backend, loaded = load(settings, folder)
+    assert isinstance(backend, Measuring)
+    for _ in range(2):
+        run(backend, [ask({"X": sample(Datatype.FP32)})] * 2)
+    (family,) = backend.measured()
+    backend.close()
+    alone = [load(replace(settings, **changed), folder) for changed in ({"batching": None}, {"parameters": SET})]
+    for other, _ in alone:
+        other.close()
+
+    assert (family.name, loaded.measures) == (MICRO_BATCH_ROWS, True)
+    (series,) = family.series
+    assert dict(series.labels) == {"model": settings.name, "version": "7", "row_bytes_below": "32"}
+    assert series.value == 8  # six rows are a batch of up to eight, too short to cut
+    assert [found.measures for _, found in alone] == [False, False]

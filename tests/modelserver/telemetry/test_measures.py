@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.engines.tensor.measures import Family, Ledger, Measure, Series, merged
+from forebay.engines.tensor.measures import MICRO_BATCH_ROWS, Family, Ledger, Measure, Series, merged
+from forebay.modelserver.telemetry.metrics import exposition
 
 BOUNDS = (1.0, 5.0)
 
@@ -41,6 +42,25 @@ def test_invalid_series_are_dropped() -> None:
     ledger = Ledger()
     ledger.hear(1, (histogram(1, 2), counter(1)._replace(series=(Series((), 1, 0, (1.0,)),)), gauge(1)))
     assert [len(family.series) for family in ledger.families()] == [0, 0, 1]
+
+
+def test_metrics_of_backends_are_shown_and_custom_ones_with_names_of_ours_are_not() -> None:
+    labels = (("model", "m"), ("version", "1"), ("row_bytes_below", "64"))
+    found = (
+        Family(MICRO_BATCH_ROWS, Measure.GAUGE, "", (Series(labels, 4.0),)),
+        Family(MICRO_BATCH_ROWS, Measure.COUNTER, "a model's", (Series((), 7.0),)),
+        Family("forebay_other", Measure.GAUGE, "a model's", (Series((), 7.0),)),
+        Family("own", Measure.GAUGE, "a model's", (Series((), 7.0),)),
+    )
+
+    lines = exposition(found).decode().splitlines()
+
+    assert [line for line in lines if not line.startswith("# HELP")] == [
+        f"# TYPE {MICRO_BATCH_ROWS} gauge",
+        f'{MICRO_BATCH_ROWS}{{model="m",version="1",row_bytes_below="64"}} 4',
+        "# TYPE own gauge",
+        "own 7",
+    ]
 
 
 @dataclass

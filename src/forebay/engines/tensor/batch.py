@@ -184,6 +184,15 @@ class MicroBatches:
             kind.note(whole, size, self._clock_ns() - begun_ns, rows)
         return made
 
+    def chosen(self) -> dict[int, int]:
+        """Bytes of a row, fewer than that → how many rows of the largest batches are run at once. Empty: nothing is
+        to be found out, or no batch has run.
+        """
+        if self._whole:
+            return {}
+        with self._lock:
+            return {1 << size: kind.chosen() for size, kind in self._kinds.items()}
+
     def _kind(self, inputs: dict[str, Array], rows: int) -> "_Kind":
         size = (sum([array.nbytes for array in inputs.values()]) // rows).bit_length()
         kind = self._kinds.get(size)
@@ -198,12 +207,13 @@ class MicroBatches:
         if count == 1:
             return run(inputs, wanted)
         pieces: list[dict[str, Array]] = []
+        seen: set[tuple[str, int]] = set()
         start = 0
         try:
             for number in range(1, count + 1):
                 end = rows * number // count
                 pieces.append(run({name: array[start:end] for name, array in inputs.items()}, wanted))
-                if not _fit(pieces, end - start):
+                if not _fit(pieces[0], pieces[-1], end - start, seen):
                     break
                 start = end
             else:
@@ -246,6 +256,10 @@ class _Kind:
             fewest = min([len(times) for times in self._tried.values()])
             return next(size for size, times in self._tried.items() if len(times) == fewest)
         return self._best(whole)
+
+    def chosen(self) -> int:
+        """How many rows of the largest batches are run at once, between comparisons."""
+        return 1 << self._best(self._largest)
 
     def note(self, whole: int, size: int, spent_ns: int, rows: int) -> None:
         """A batch was run like that."""
@@ -290,20 +304,16 @@ def _rows(inputs: dict[str, Array]) -> int:
     return rows
 
 
-def _fit(pieces: list[dict[str, Array]], rows: int) -> bool:
-    """Whether the outputs of the last run have so many rows, and can be put behind those of the runs before."""
-    before, made = pieces[0] if len(pieces) == 1 else pieces[-2], pieces[-1]
+def _fit(first: dict[str, Array], made: dict[str, Array], rows: int, seen: set[tuple[str, int]]) -> bool:
+    """Whether outputs have so many rows and can be put behind the first ones. `seen`: where those before begin."""
     for name, array in made.items():
-        other = before[name]
-        if array.ndim != other.ndim or not array.ndim or len(array) != rows:
+        other = first[name]
+        shape = array.shape
+        if not shape or shape[0] != rows or shape[1:] != other.shape[1:] or array.dtype != other.dtype:
             return False
-        if array.shape[1:] != other.shape[1:] or array.dtype != other.dtype:
-            return False
-        if array is not other and array.size and _address(array) == _address(other):
-            return False  # a model that keeps its output has overwritten the one before
+        if array.size:
+            place: tuple[str, int] = (name, array.__array_interface__["data"][0])
+            if place in seen:
+                return False  # a model that keeps its outputs has overwritten one
+            seen.add(place)
     return True
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -12,6 +12,8 @@ FAMILIES_MAX: Final = 100
 """Families per model version."""
 SERIES_MAX: Final = 1000
 """Series per model version, over all families: each is kept and read with every scrape."""
+MICRO_BATCH_ROWS: Final = "forebay_modelserver_micro_batch_rows"
+"""A gauge of backends, not of a model's own; labels: model, version, and bytes of a row, fewer than that."""
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -14,6 +14,7 @@ from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorS
 from forebay.engines.tensor.arrays import as_bytes, as_text, check_states, states_of
 from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.gpus import memory_bytes, memory_fraction, on_gpu
+from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
     Array,
@@ -69,7 +70,7 @@ class OnnxBackend:
     """One session, shared by all threads; each adds its own thread to a shared pool."""
 
     def load(self, config: ModelConfig, folder: Path, instance: int, call: CallModel) -> Loaded:
-        self._ragged = Ragged(config, cpu=not on_gpu(config, instance))
+        self._ragged = Ragged(config, version=folder.name, cpu=not on_gpu(config, instance))
         file = folder / (config.model_file or FILE_DEFAULT)
         if file.is_dir():  # a model of several files
             file /= FILE_DEFAULT
@@ -103,7 +104,8 @@ class OnnxBackend:
             raise BackendFailed(f"model '{config.name}': it has no output that can be served: {why}")
         self._answers = answers(config, self._outputs)
         taken = {ELEMENT_TYPES[kind] for kind in self._inputs.values()}
-        self._native = Datatype.BF16 not in taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
+        types = taken.union(ELEMENT_TYPES[kind] for kind in self._outputs.values())
+        self._native, self._texts = Datatype.BF16 not in types, Datatype.BYTES in types
         if not self._native and Datatype.BYTES in taken:
             raise BackendFailed(
                 f"model '{config.name}': it takes strings and has tensors of bfloat16, which ONNX Runtime cannot be "
@@ -115,27 +117,30 @@ class OnnxBackend:
             tuple(_spec(each, each.name in optional) for each in inputs),
             tuple(_spec(each, False) for each in self._session.get_outputs() if each.type in ELEMENT_TYPES),
             omitted=() if config.outputs else _omitted(self._session.get_outputs()),
+            measures=self._ragged.measures,
         )
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
         return self._ragged.execute(requests, self._answers, self._run)
 
+    def measured(self) -> tuple[Family, ...]:
+        return self._ragged.measured()
+
     def close(self) -> None:
         del self._session
 
     def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
-        for name, array in feed.items():
-            if array.dtype.hasobject:
-                feed = {**feed, name: as_text(array, name)}
+        if self._texts:
+            feed = {name: as_text(array, name) if array.dtype.hasobject else array for name, array in feed.items()}
         try:
             found = self._session.run(wanted, feed) if self._native else self._run_values(feed, wanted)
         except Exception as error:  # the library's exceptions have no common base class
             raise RuntimeError(_error_text(error)) from error
-        made = {
-            name: as_bytes(array) if array.dtype.hasobject else array
-            for name, array in zip(wanted, found, strict=True)
-        }
-        check_states(self._states, made, self._config)
+        made = dict(zip(wanted, found, strict=True))
+        if self._texts:
+            made = {name: as_bytes(array) if array.dtype.hasobject else array for name, array in made.items()}
+        if self._states:
+            check_states(self._states, made, self._config)
         return made
 
     def _run_values(self, feed: Mapping[str, Array], wanted: Sequence[str]) -> list[Array]:

@@ -16,6 +16,7 @@ import openvino
 from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorSpec
 from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text, check_states, states_of
 from forebay.engines.tensor.batch import answers
+from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.onnx_file import outside
 from forebay.engines.tensor.protocol import (
     Array,
@@ -76,10 +77,10 @@ class OpenVinoBackend:
             self._outputs = {_name(port, place): port for place, port in enumerate(model.outputs)}
             if not self._outputs:
                 raise BackendFailed(f"model '{config.name}': {file.name} describes a model without outputs")
-            loaded = Loaded(_specs(self._inputs), _specs(self._outputs))
             device = config.parameters.get("TARGET_DEVICE", "CPU")
             self._cuts = device == "CPU"
-            self._ragged = Ragged(config, cpu=device == "CPU")
+            self._ragged = Ragged(config, version=folder.name, cpu=self._cuts)
+            loaded = Loaded(_specs(self._inputs), _specs(self._outputs), measures=self._ragged.measures)
             self._compiled = core.compile_model(model, device, _properties(config))
             self._places = {name: place for place, name in enumerate(self._outputs)}
             self._requests: dict[int, Any] = {}
@@ -99,6 +100,9 @@ class OpenVinoBackend:
         if request is None:  # instances may be added while the model is served
             request = self._requests[instance] = self._compiled.create_infer_request()
         return self._ragged.execute(requests, self._answers, partial(self._run, request))
+
+    def measured(self) -> tuple[Family, ...]:
+        return self._ragged.measured()
 
     def close(self) -> None:
         del self._requests, self._compiled, self._inputs, self._outputs

@@ -4,6 +4,7 @@ Additional inputs generated here describe where requests end and which shapes th
 row of the batch, or are concatenated according to the shapes of an input.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
@@ -14,6 +15,7 @@ from forebay.core.serving.config import MICRO_BATCH, VARIABLE, BatchKind, ModelC
 from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, joined
 from forebay.engines.tensor.batch import FAILURES, Join, MicroBatches, Run
+from forebay.engines.tensor.measures import MICRO_BATCH_ROWS, Family, Measure, Series
 from forebay.engines.tensor.protocol import Array, Request, Response, failed
 
 Shape = tuple[int, ...]
@@ -22,9 +24,10 @@ Shape = tuple[int, ...]
 class Ragged:
     """Builds a model's batches according to its configuration."""
 
-    def __init__(self, config: ModelConfig, join: Join = joined, *, cpu: bool = True) -> None:
+    def __init__(self, config: ModelConfig, join: Join = joined, *, version: str = "1", cpu: bool = True) -> None:
         """`cpu`: whether it runs on one, where large batches are not always the fastest."""
         self._join = join
+        self._labels = (("model", config.name), ("version", version))
         self._made = config.batch_inputs
         self._flat = frozenset(spec.name for spec in config.inputs if spec.allow_ragged and config.max_batch)
         self._scattered = config.scattered
@@ -33,6 +36,8 @@ class Ragged:
         rows = config.parameters.get(MICRO_BATCH)
         cuts = cpu and self._plain and config.batching is not None and config.max_batch > 1
         self._micro = MicroBatches(None if rows is None else int(rows)) if cuts else None
+        self.measures = cuts and rows is None
+        """Whether `measured` has something to tell."""
 
     def execute(self, requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
         """One response for each request, in order, as in `batch.execute`."""
@@ -47,6 +52,17 @@ class Ragged:
             for place, response in zip(places, self._of_group(group, outputs, run), strict=True):
                 responses[place] = response
         return responses
+
+    def measured(self) -> tuple[Family, ...]:
+        """What was found about the model's batches, as a gauge."""
+        if self._micro is None:
+            return ()
+        now_ns = time.monotonic_ns()
+        series = [
+            Series((*self._labels, ("row_bytes_below", str(below))), rows, now_ns)
+            for below, rows in sorted(self._micro.chosen().items())
+        ]
+        return (Family(MICRO_BATCH_ROWS, Measure.GAUGE, "", tuple(series)),)
 
     def _alike(self, requests: Sequence[Request]) -> list[list[int]]:
         """Indexes of requests that can be merged: their non-ragged inputs have the same shapes."""

@@ -26,6 +26,7 @@ from forebay.engines.tensor.arrays import as_bytes, as_text, joined, made_by, mi
 from forebay.engines.tensor.batch import FAILURES
 from forebay.engines.tensor.expressions import only_arithmetic
 from forebay.engines.tensor.gpus import memory_fraction, on_gpu
+from forebay.engines.tensor.measures import Family
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
@@ -87,7 +88,8 @@ class TorchBackend:
         torch.set_num_threads(_threads(config))
         device = _device(config, instance)
         kind = device.type if device is not None else ""
-        self._ragged = Ragged(config, _locked if kind == "cuda" else joined, cpu=kind == "cpu")
+        join = _locked if kind == "cuda" else joined
+        self._ragged = Ragged(config, join, version=folder.name, cpu=kind == "cpu")
         self._writes = False  # to its inputs, as far as known: it gets copies then
         self._device, self._streams = device or torch.device("cpu"), _Streams(device)
         # inputs may be read-only, and models that write to them do so at their own risk
@@ -106,10 +108,14 @@ class TorchBackend:
         self._bf16 = config.bf16_inputs
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # streams of instances do not wait for the one that has copied the weights
-        return Loaded() if config is given else Loaded(config.inputs, config.outputs)
+        inputs, outputs = ((), ()) if config is given else (config.inputs, config.outputs)
+        return Loaded(inputs, outputs, measures=self._ragged.measures)
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
         return self._ragged.execute(requests, self._answers, self._run)
+
+    def measured(self) -> tuple[Family, ...]:
+        return self._ragged.measured()
 
     def close(self) -> None:
         del self._call

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from forebay.core.serving.errors import Refused
 from forebay.core.serving.statistics import ModelStatistics
-from forebay.engines.tensor.measures import Family, Measure, Series
+from forebay.engines.tensor.measures import MICRO_BATCH_ROWS, Family, Measure, Series
 from forebay.modelserver.models.life.memory import MemoryUse
 from forebay.modelserver.models.running.caching import Cache
 from forebay.modelserver.ports import Models
@@ -126,11 +126,17 @@ SWAPS: Final = Row(
     "counter",
     "Model versions unloaded (`sleep`) and loaded again (`wake`) under the budget, by `event`.",
 )
+MICRO_BATCH: Final = Row(
+    MICRO_BATCH_ROWS,
+    "gauge",
+    "Rows of a model's largest batches run at once, for rows with fewer input bytes than `row_bytes_below`.",
+)
 TABLE: Final = (
     SUCCESS, FAILURE, COUNT, EXECUTIONS, *DURATIONS.values(), PENDING, LOAD,
     *(row for pair in CACHE.values() for row in pair), *CACHE_SIZE.values(),
     FIRST, *SUMMARIES.values(), CPU, CPU_TOTAL, CPU_USED,
-    *GPU_TABLE, SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, TRACES_LOST, CERTIFICATE_ENDS,
+    *GPU_TABLE, SECONDS, READY, MEMORY_BUDGET, MEMORY_USED, RESIDENT, SLEEPING, SWAPS, MICRO_BATCH,
+    TRACES_LOST, CERTIFICATE_ENDS,
 )  # fmt: skip
 """All metrics, in display order."""
 NAMES: Final = frozenset(row.name for row in TABLE)
@@ -163,7 +169,7 @@ class ServerMetrics:
         """None: there is no response cache."""
         self.certificate_ends_s: float | None = None
         self.own: Sequence[Family] = ()
-        """Custom metrics of the models."""
+        """Metrics of the models' processes: custom ones, and those of backends."""
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -296,15 +302,17 @@ def _lines(found: Mapping[Row, Iterable[Sample]]) -> Iterator[str]:
 
 
 def exposition(families: Iterable[Family]) -> bytes:
-    """Custom metrics of models in Prometheus' text format, without those that use names of ours."""
+    """Metrics of models' processes in Prometheus' text format, without custom ones that use names of ours."""
     return "".join(_own(families)).encode()
 
 
 def _own(families: Iterable[Family]) -> Iterator[str]:
     for name, kind, text, series in families:
-        if name in NAMES or name.startswith(PREFIX):
-            continue
         row = Row(name, kind, text.replace("\\", "\\\\").replace("\n", "\\n"))
+        if name == MICRO_BATCH.name and kind is Measure.GAUGE:
+            row = MICRO_BATCH
+        elif name in NAMES or name.startswith(PREFIX):
+            continue
         if kind is Measure.HISTOGRAM:
             yield from _lines({row: [sample for each in series for sample in _buckets(each)]})
         else:
