@@ -71,7 +71,7 @@ docs: ## write the generated pages anew: settings, metrics, errors, command line
 	@scripts/venv dev
 	$(BIN)/python -m forebay.cli.docs
 
-bench: ## measure gateway, path and model server beside their peers (85 minutes; needs gcc), then write docs/benchmarks.md
+bench: ## measure gateway, path and model server beside their peers (100 minutes; needs gcc), then write docs/benchmarks.md
 	@scripts/venv dev
 	@scripts/compiled
 	$(BIN)/python bench/gateway/run.py

@@ -3,24 +3,50 @@ and one JSON line at the end.
 
 python bench/server/bare.py FILES INPUT BATCH SECONDS ROW PATTERN
 
-FILES: separated by colons; they run one after the other. ROW: whole numbers, separated by commas. PATTERN: `1` is
-the runtime's default; with `0` it does not plan its memory by the shapes that it has seen, as Forebay's model
-processes have it.
+FILES: separated by colons; they run one after the other. BATCH: rows at once, or with `-8` the power of two up to 8
+that is fastest. ROW: whole numbers, separated by commas. PATTERN: `1` is the runtime's default; with `0` it does not
+plan its memory by the shapes that it has seen, as Forebay's model processes have it.
 """
 
 import json
+import statistics
 import sys
 import time
+from typing import Any, Final
 
 import numpy as np
 from peers.chain import Chain
+
+TRIALS: Final = 15
+"""Of each number of rows, in turn: the speed of a shared machine changes within seconds."""
+TRIAL_S: Final = 0.02
+"""At least, and as long as one largest batch."""
+
+
+def fastest(chain: Chain, name: str, row: Any, most: int) -> int:
+    """The number of rows that is fastest at once."""
+    sizes = [1 << exponent for exponent in range(most.bit_length())]
+    costs: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(TRIALS):
+        for size, found in costs.items():
+            rows, done = np.repeat(row, size, axis=0), 0
+            chain.run({name: rows})
+            begun = time.perf_counter()
+            while done < most or time.perf_counter() - begun < TRIAL_S:
+                chain.run({name: rows})
+                done += size
+            found.append((time.perf_counter() - begun) / done)
+    return min(sizes, key=lambda size: statistics.median(costs[size]))
 
 
 def main() -> None:
     """Run for so long, and say how many rows that were."""
     files, name, batch, seconds, row, pattern = sys.argv[1:]
     chain = Chain(files.split(":"), pattern=pattern == "1")
-    rows = np.array([[int(number) for number in row.split(",")]] * int(batch))
+    one, size = np.array([[int(number) for number in row.split(",")]]), int(batch)
+    if size < 0:
+        size = fastest(chain, name, one, -size)
+    rows = np.repeat(one, size, axis=0)
     for _ in range(3):
         chain.run({name: rows})
     print("window", flush=True)
@@ -29,8 +55,8 @@ def main() -> None:
     while time.perf_counter() - begun < float(seconds):
         chain.run({name: rows})
         runs += 1
-    done = runs * int(batch)
-    print(json.dumps({"rows": done, "cpu_us": (time.process_time() - begun_cpu) / done * 1e6}))
+    done = runs * size
+    print(json.dumps({"rows": size, "done": done, "cpu_us": (time.process_time() - begun_cpu) / done * 1e6}))
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ machine itself does to latency at 70 % load.
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
 once and the core is taken from one and given to the other five times a second; a server's throughput is that of the
-time in which it had the core. Other loads take place one after the other. Who is not loaded is stopped meanwhile:
-idle servers look about them, and one of them takes a tenth of the core for that. Every round has three duels of each
-pair, with fresh servers. The figures in the tables are medians over all runs of a server; they and the goals go to
-results.json after every round. A server that cannot be installed, started or asked is said to be missing, and the
-others go on. `--quick` shows that every server answers, and writes nothing.
+time in which it had the core, from an answer to an answer: one that batches gives many at once. Before it is
+measured first, it has some seconds of load. Other loads take place one after the other. Who is not loaded is
+stopped meanwhile: idle servers look about them, and one of them takes a tenth of the core for that. Every round has
+three duels of each pair, with fresh servers. The figures in the tables are medians over all runs of a server; they
+and the goals go to results.json after every round. A server that cannot be installed, started or asked is said to
+be missing, and the others go on. `--quick` shows that every server answers, and writes nothing.
 """
 
 import argparse
@@ -68,11 +69,13 @@ P99_REQUESTS: Final = 2500
 OPEN_MOST_S: Final = 12.0
 """as long as that does not take longer than so."""
 WARMUP_S: Final = 1.0
+LEARN_S: Final = 4.0
+"""Closed loop, when a server has just started: it may find out meanwhile how it is fastest, as Forebay does."""
 DUELS: Final = 3
 """Of each pair in a round."""
 QUICK_WINDOW_S: Final = 1.0
-TRIAL_S: Final = 1.0
-"""Of each number of rows, for the runtime alone."""
+TRIAL_S: Final = 0.1
+"""The runtime alone, after it was asked for the fastest number of rows."""
 START_TIMEOUT_S: Final = 120.0
 TURN_S: Final = 0.2
 """How long one of a pair has the core before the other. Triton gives up a model that is silent for a second."""
@@ -128,7 +131,9 @@ class Rig:
                     raise Failed(f"it never answered; its log:\n{log.read_text(errors='replace')[-3000:]}")
                 time.sleep(0.2)
             _weigh(process.pid)
-            yield Up(name, server, model, server.port(ports), process.pid)
+            up = Up(name, server, model, server.port(ports), process.pid)
+            self.measure(up, 0, min(LEARN_S, self.open_most_s))
+            yield up
 
     def measure(self, up: Up, rate_per_s: float, window_s: float = 0.0, clock: Clock = time.monotonic) -> Run:
         """One load; `rate_per_s` 0 is a closed loop, whose throughput is by that clock."""
@@ -172,12 +177,9 @@ class Rig:
             yield process
 
     def ideal(self, model: Model) -> int:
-        """The number of rows that is fastest at once, for the runtime alone."""
-        speeds = {}
-        for rows in [1 << exponent for exponent in range(model.max_batch.bit_length())]:
-            with self.bare(model, rows, TRIAL_S, tuned=False) as process:
-                speeds[rows] = of_bare(process)["per_s"]
-        return max(speeds, key=lambda rows: speeds[rows])
+        """The number of rows that is fastest at once, for the runtime alone. Raises `Failed`."""
+        with self.bare(model, -model.max_batch, TRIAL_S, tuned=False) as process:
+            return int(of_bare(process)["rows"])
 
 
 def of_bare(process: subprocess.Popen[bytes], clock: Clock = time.monotonic) -> Run:
@@ -187,7 +189,7 @@ def of_bare(process: subprocess.Popen[bytes], clock: Clock = time.monotonic) -> 
         raise Failed("the runtime ended")
     begun = clock()
     seen = json.loads(process.stdout.readline())
-    return {"per_s": seen["rows"] / (clock() - begun), "cpu_us": seen["cpu_us"]}
+    return {"per_s": seen["done"] / (clock() - begun), "cpu_us": seen["cpu_us"], "rows": seen["rows"]}
 
 
 class Turns:
@@ -262,7 +264,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
     rows = rig.ideal(model)
     for name, most, tuned in ((BARE_TUNED, rows, True), (BARE_WHOLE, model.max_batch, False)):
         with _missing(name, model), rig.bare(model, most, rig.window_s, tuned=tuned) as process:
-            told((name, "closed", of_bare(process) | {"rows": most}))
+            told((name, "closed", of_bare(process)))
     for name in names:
         if name not in BESIDE and name not in BESIDE.values() and (model.steps or not SERVERS[name].ensembles):
             with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
@@ -288,7 +290,7 @@ def _beside_bare(up: Up, rows: int, rig: Rig, told: Callable[[Told], None]) -> I
             beside = pool.submit(of_bare, process, turns.clock(process.pid))
             closed = _closed(rig, up, window_s, turns.clock(up.pid))
             bare = beside.result()
-        told((BARE, "closed", bare | {"rows": rows}))
+        told((BARE, "closed", bare))
         told((up.name, "closed", closed))
         yield up.name, {"closed": closed}, BARE, {"closed": bare}
 

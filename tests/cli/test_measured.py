@@ -163,7 +163,7 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
             zip(("model", "goal", "ours", "beside", "bound", "value", "met"), ("embed", *values), strict=True)
         )
 
-    ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84}}
+    ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84, "cpu_us": 80.0}}
     figures = {
         "embed": {
             "bare": {"closed": {"per_s": 184891.0, "rows": 4.0}},
@@ -187,7 +187,7 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
     assert "**Model servers, `embed`, on one core** (2 cores, Python 3.11, median of 3 rounds):" in block
     assert "| bare, 4 rows at once | 184,891 | - | - | - | - | - |" in block
     assert "| bare-whole, 32 rows at once | 150,000 | - | - | - | - | - |" in block
-    assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 |" in block
+    assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 | 88% |" in block
     assert "| triton-grpc 2.51.0 | - | - | - | - | - | - |" in block
     assert "| model | server | goal | bound | vs bare | vs triton-grpc | value |" in block
     assert "| embed | forebay | throughput, at least | 0.95x | **0.09x** |  |  |" in block
@@ -197,12 +197,13 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
     assert "have the core in turns" in block
 
     brief = page.summary(tmp_path)
-    assert "| model | bare | forebay | triton-grpc |" in brief
-    assert "| embed | 184,891 | **15,738** | - |" in brief
+    assert "| model | forebay / bare | forebay / triton-grpc |" in brief
+    assert "| embed | 0.09x | 1.45x |" in brief
     assert "throughput, at least" not in brief
 
     write(tmp_path / "server/results.json", {**result, "goals": []})
     assert "**Goals" not in page.benchmarks(tmp_path)
+    assert "as ratios" not in page.summary(tmp_path)
 
 
 def test_missed_model_server_goal_is_shown_with_the_attainable_limit(tmp_path: Path) -> None:
@@ -225,14 +226,29 @@ def test_missed_model_server_goal_is_shown_with_the_attainable_limit(tmp_path: P
         return page.benchmarks(tmp_path).partition("**Ceilings")[2]
 
     runtime = shown(bare=100.0, triton=50.0)
-    assert "| embed | forebay | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
-    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
-    assert "| embed | forebay | bare | 1.20x | 1.00x | 0.45x | 45% |" in runtime
+    assert "| embed | forebay | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in runtime
+    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in runtime
+    assert "| embed | forebay | bare | 1.20x | 1.00x |  | 0.45x | 45% |" in runtime
     assert runtime.count("| embed |") == 3
     with_sockets = shown(bare=100.0, socket=100.0, triton=50.0)
-    assert "| embed | forebay | triton | 1.20x | 1.00x | 0.90x | 90% |" in with_sockets
-    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in with_sockets
+    assert "| embed | forebay | triton | 1.20x | 1.00x |  | 0.90x | 90% |" in with_sockets
+    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in with_sockets
     assert shown(None, bare=100.0, triton=50.0) == ""
+
+
+def test_missed_model_server_goal_is_shown_with_what_the_cost_of_a_faster_model_would_allow(tmp_path: Path) -> None:
+    figures = {model: {"bare": {"closed": {"per_s": value}}} for model, value in (("slow", 1000.0), ("fast", 1e5))}
+    names = ("model", "goal", "ours", "beside", "bound", "value", "met")
+    goals = [
+        dict(zip(names, (model, "throughput, at least", "forebay", "bare", 0.95, value, False), strict=True))
+        for model, value in (("slow", 0.75), ("fast", 0.1))  # 90 us of the server for 10 us of the model
+    ]
+    result = {"machine": MACHINE, "rounds": 1, "versions": {}, "figures": figures, "goals": goals}
+    write(tmp_path / "server/results.json", result)
+    block = page.benchmarks(tmp_path).partition("**Ceilings")[2]
+
+    assert "| slow | forebay | bare | 0.95x | 1.00x | 0.92x | 0.75x | 75% |" in block
+    assert "| fast | forebay | bare | 0.95x | 1.00x |  | 0.10x | 10% |" in block
 
 
 def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> None:
@@ -242,31 +258,11 @@ def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> Non
     there = MACHINE | {"processor": "Other"}
     met = missed | {"beside": "bare", "bound": 0.95, "value": 0.97, "met": True}
     result = {"machine": there, "rounds": 2, "versions": {}, "figures": figures, "goals": [missed, met]}
-    write(tmp_path / "server/elsewhere.json", result)
     write(tmp_path / "server/xeon.json", {**result, "beside": "others on other cores"})
     block = page.benchmarks(tmp_path)
 
-    where = "2 cores of Other, Python 3.11, median of 2 rounds; requests/s of `bare` there: 370 of `embed`"
-    assert f"**The same on another machine** ({where}):" in block
-    assert "median of 2 rounds, others on other cores; requests/s" in block
+    where = "2 cores of Other, Python 3.11, median of 2 rounds, others on other cores"
+    assert f"**The same on another machine** ({where}; requests/s of `bare` there: 370 of `embed`):" in block
     assert "| embed | forebay | throughput, at least | 1.2x | **1.10x** |" in block
-    assert "| embed | forebay | triton | 1.20x | 1.13x | 1.10x | 97% |" in block
-
-
-def test_newer_model_server_is_shown_with_both_ways_of_the_bare_runtime(tmp_path: Path) -> None:
-    goal = ("ranking", "throughput, at least", "forebay", "bare", 0.95, 0.89, False)
-    names = ("model", "goal", "ours", "beside", "bound", "value", "met")
-    bare = {"bare": {"closed": {"per_s": 2800.0, "rows": 4.0}}, "bare_whole": {"closed": {"per_s": 2400.0}}}
-    result = {
-        "machine": MACHINE,
-        "rounds": 1,
-        "versions": {"forebay": "0.1"},
-        "figures": {"ranking": bare},
-        "goals": [dict(zip(names, goal, strict=True))],
-    }
-    write(tmp_path / "server/micro_batches.json", result)
-    block = page.benchmarks(tmp_path)
-
-    assert "requests/s of `bare`: 2,800 of `ranking`, 2,400 in the largest batches):" in block
-    assert "| ranking | forebay | throughput, at least | 0.95x | **0.89x** |" in block
+    assert "| embed | forebay | triton | 1.20x | 1.13x |  | 1.10x | 97% |" in block
     assert "Forebay finds out how many rows of a batch to run at once." in block

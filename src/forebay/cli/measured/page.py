@@ -30,9 +30,6 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
-    ("server/micro_batches.json", server.micro_batches),
-    ("server/since.json", server.elsewhere),
-    ("server/elsewhere.json", server.elsewhere),
     ("server/xeon.json", server.elsewhere),
     ("gpu/results.json", gpu.tables),
 )

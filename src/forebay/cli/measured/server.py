@@ -16,33 +16,44 @@ FIGURES: Final = (
     ("open", "p99_ms", "p99 at 70 % load, ms"),
 )
 """Columns of a model's table: load, figure, label."""
+BUSY: Final = "core busy at 70 % load"
+"""The last column: CPU per request times requests per second."""
 P99_NOTE: Final = (
-    "At 70 % of its throughput, a server that batches keeps its core busy: requests that arrive while the model runs "
-    "form the next batch. Its p99 is thus about the time of two runs, which grow with the load: the same runtime "
-    "behind a faster server has a higher p99 at 70 % of its own throughput, and a lower one at the same rate."
+    "At 70 % of its throughput, a server that batches keeps its core busy: requests that arrive while the model "
+    "runs form the next batch. Its p99 is thus about the time of two runs, which grow with the load: the same "
+    "runtime behind a faster server has a higher p99 at 70 % of its own throughput, and a lower one at the same "
+    "rate. Batches are smaller there than in a closed loop and requests cost more, so the core is more than 70 % "
+    "busy; a server that is nearly always busy catches up slowly after a pause of the machine."
 )
 BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher load for the faster server"
 CEILINGS: Final = (
     "**Ceilings of the missed throughput goals**: the throughput of a server without any cost of its own, from the "
     "figures above. Its core still runs the model (`bare`) and, over HTTP, reads requests and writes responses "
     "(`socket`). A goal above its ceiling needs a faster model, not a faster server: where a model takes long, the "
-    "cost of serving it matters little, and none is 1.2 times as fast as a server that nearly reaches the runtime."
+    "cost of serving it matters little, and none is 1.2 times as fast as a server that nearly reaches the runtime. "
+    "*At its least cost*: with what a request costs the server itself where the model takes least, so that code and "
+    "data of the server stay in the core's caches from batch to batch."
+)
+CEILING_COLUMNS: Final = (
+    "model",
+    "server",
+    "compared with",
+    "goal",
+    "ceiling",
+    "at its least cost",
+    "reached",
+    "of the ceiling",
 )
 TURNS_NOTE: Final = (
     "For throughput, both servers of a pair are loaded at once and have the core in turns of 0.2 s, so that changes "
     "of the machine's speed favour neither."
 )
 ENSEMBLE: Final = "ranking"
-APART: Final = ("forebay_apart", "triton_apart")
-"""With the steps of an ensemble in processes of their own."""
 ENSEMBLE_NOTE: Final = (
     f"`{ENSEMBLE}` is an ensemble of three models: 200 candidates for a user, a network that scores each, and the "
-    "ten best."
-)
-IN_PROCESS_NOTE: Final = (
-    f"{ENSEMBLE_NOTE} Forebay runs its steps in one process (`forebay.in_process`), the other servers and the bare "
-    "runtime run the three files one after the other in one process. `forebay-apart` and `triton-apart` are "
-    "ensembles of three models in processes of their own."
+    "ten best. Forebay runs its steps in one process (`forebay.in_process`), the other servers and the bare runtime "
+    "run the three files one after the other in one process. `forebay-apart` and `triton-apart` are ensembles of "
+    "three models in processes of their own."
 )
 LARGE: Final = "ranking-large"
 LARGE_NOTE: Final = f"`{LARGE}` is the same with 1,000 candidates."
@@ -51,18 +62,14 @@ BARE_NOTE: Final = (
     "the runtime, `bare-whole` the largest ones: what a layer makes of a large batch outgrows the core's cache. "
     "Forebay finds out how many rows of a batch to run at once."
 )
-WHOLE_NOTE: Final = "`bare` ran the largest batches."
-APART_NOTE: Final = (
-    f"{ENSEMBLE_NOTE} Forebay and Triton passed tensors between the processes of the models; the other servers and "
-    "the bare runtime ran the three files one after the other in one process."
+SUMMARY_NOTE: Final = (
+    "`bare` is the runtime alone, with full batches. `-grpc` and `-json` are the forms of requests; without either "
+    "they are binary tensors over HTTP."
 )
 THROUGHPUT: Final = "throughput, at least"
 """A goal of `bench/server/goals.py`."""
 BARE: Final = "bare"
 """The model's runtime alone."""
-BARE_TUNED: Final = "bare_tuned"
-BARE_WHOLE: Final = "bare_whole"
-"""The same with the settings of Forebay's processes, and in batches as large as the model takes."""
 SOCKET: Final = "socket"
 """A server that reads requests and answers them without a model."""
 GRPC: Final = "_grpc"
@@ -101,7 +108,7 @@ def tables(document: bytes) -> list[Table]:
     made = [
         Table(
             f"**Model servers, `{model}`, on one core** ({how}):",
-            ("", *(text for _, _, text in FIGURES)),
+            ("", *(text for _, _, text in FIGURES), BUSY),
             [_row(name, versions.get(name, ""), loads) for name, loads in servers.items()],
         )
         for model, servers in result.figures.items()
@@ -124,40 +131,25 @@ def elsewhere(document: bytes) -> list[Table]:
     ]
 
 
-def micro_batches(document: bytes) -> list[Table]:
-    """The goals of a newer version, beside fewer servers. Raises `msgspec.MsgspecError` for other documents."""
-    result = msgspec.json.decode(document, type=_Result)
-    where = machine(result.machine, result.rounds, result.beside)
-    figures = result.figures.items()
-    bare = ", ".join(
-        f"{figure(_per_s(servers, BARE))} of `{name}`, {figure(_per_s(servers, BARE_WHOLE))} in the largest batches"
-        for name, servers in figures
-    )
-    title = f"**A newer version, which runs micro-batches** ({where}; requests/s of `{BARE}`: {bare}):"
-    return [
-        _goals(result.goals, title, " ".join(_model_notes(result))),
-        *_ceilings(result, "**Ceilings of the throughput goals that it misses**:"),
-    ]
-
-
 def summary(document: bytes) -> list[Table]:
-    """The throughput of each server. Raises `msgspec.MsgspecError` for other documents."""
+    """Throughput as a multiple of others'. Raises `msgspec.MsgspecError` for other documents."""
     result = msgspec.json.decode(document, type=_Result)
-    names = dict.fromkeys(name for model in result.figures.values() for name in model)
-    servers = [name for name in names if name not in (BARE_TUNED, BARE_WHOLE, SOCKET, *APART)]
-    rows = [
-        (model, *(_speed(figures.get(name, {}), name) for name in servers))
-        for model, figures in result.figures.items()
-    ]
+    ratios = {
+        (goal.model, f"{shown(goal.ours)} / {shown(goal.beside)}"): f"{goal.value:.2f}x"
+        for goal in result.goals
+        if goal.goal == THROUGHPUT
+    }
+    pairs = list(dict.fromkeys(pair for _, pair in ratios))
+    rows = [(model, *(ratios.get((model, pair), "-") for pair in pairs)) for model in result.figures]
     how = machine(result.machine, result.rounds, result.beside)
-    title = f"**Requests per second of model servers, on one core** ({how}):"
-    return [Table(title, ("model", *map(shown, servers)), rows)]
+    title = f"**Requests per second of model servers on one core, as ratios** ({how}):"
+    return [Table(title, ("model", *pairs), rows, SUMMARY_NOTE)] if pairs else []
 
 
 def _model_notes(result: _Result) -> list[str]:
-    notes = [BARE_NOTE if any(BARE_WHOLE in servers for servers in result.figures.values()) else WHOLE_NOTE]
+    notes = [BARE_NOTE]
     if ENSEMBLE in result.figures:
-        notes.append(IN_PROCESS_NOTE if APART[0] in result.versions else APART_NOTE)
+        notes.append(ENSEMBLE_NOTE)
     if LARGE in result.figures:
         notes.append(LARGE_NOTE)
     return notes
@@ -166,6 +158,7 @@ def _model_notes(result: _Result) -> list[str]:
 def _ceilings(result: _Result, title: str) -> list[Table]:
     """The ceilings of missed throughput goals; empty if none is missed, or the ceiling is unknown."""
     reached = {(goal.model, goal.ours, goal.beside): goal.value for goal in result.goals if goal.goal == THROUGHPUT}
+    fastest = max(result.figures, key=lambda model: _per_s(result.figures[model], BARE))
     rows = []
     for goal in result.goals:
         of_bare = reached.get((goal.model, goal.ours, BARE), 0.0)
@@ -174,26 +167,23 @@ def _ceilings(result: _Result, title: str) -> list[Table]:
         servers = result.figures[goal.model]
         model, socket = _per_s(servers, BARE), _per_s(servers, SOCKET)
         share = socket / (socket + model) if socket and not goal.ours.endswith(GRPC) else 1.0
+        warm, quick = reached.get((fastest, goal.ours, BARE), 0.0), _per_s(result.figures[fastest], BARE)
+        cost = (1 / warm - 1) / quick if warm and quick else 0.0
         values = (
             f"{goal.bound:.2f}x",
             f"{goal.value / of_bare * share:.2f}x",
+            f"{goal.value / of_bare / (1 + cost * model):.2f}x" if cost and goal.model != fastest else "",
             f"{goal.value:.2f}x",
             f"{of_bare / share:.0%}",
         )
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values))
     if not rows:
         return []
-    return [Table(title, ("model", "server", "compared with", "goal", "ceiling", "reached", "of the ceiling"), rows)]
+    return [Table(title, CEILING_COLUMNS, rows)]
 
 
 def _per_s(servers: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> float:
     return servers.get(name, {}).get("closed", {}).get("per_s", 0.0)
-
-
-def _speed(loads: Mapping[str, Mapping[str, float]], name: str) -> str:
-    value = loads.get("closed", {}).get("per_s")
-    cell = "-" if value is None else figure(value)
-    return f"**{cell}**" if name == "forebay" else cell
 
 
 def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
@@ -202,7 +192,9 @@ def _row(name: str, version: str, loads: Mapping[str, Mapping[str, float]]) -> t
     title = f"{shown(name)} {version}".strip()
     if rows := loads.get("closed", {}).get("rows"):
         title += f", {figure(rows)} rows at once"
-    return (f"**{title}**" if name == "forebay" else title, *cells)
+    paced = loads.get("open", {})
+    busy = f"{paced['cpu_us'] * paced['per_s'] / 1e6:.0%}" if "cpu_us" in paced else "-"
+    return (f"**{title}**" if name == "forebay" else title, *cells, busy)
 
 
 def _goals(goals: list[_Goal], title: str, note: str = "") -> Table:
