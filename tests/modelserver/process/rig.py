@@ -34,6 +34,10 @@ class Heard:
         self.responses.append((index, answer, final))
         self.on_news()
 
+    def on_answers(self, first: int, done: Done) -> None:
+        self.responses += [(index, answer, True) for index, answer in enumerate(done.answers, first)]
+        self.on_news()
+
     def on_done(self, done: Done) -> None:
         assert self.done is None
         self.done = done

@@ -4,17 +4,21 @@ The server sends several requests at once only to models that batch, so the firs
 batch. Requests with different shapes run separately, one group for each shape.
 
 A large batch need not be fastest as a whole. On a CPU, what one layer makes of it may not fit into the core's cache
-until the next layer reads it. `MicroBatches` finds how many rows a model is to be given at once.
+until the next layer reads it. `MicroBatches` finds how many rows a model is to be given at once. What has run is then
+answered while the rest of the batch runs.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from forebay.core.serving.config import ModelConfig
 from forebay.engines.tensor.arrays import joined, made_by
-from forebay.engines.tensor.protocol import Array, Request, Response, Rows, Stack, failed
+from forebay.engines.tensor.protocol import Array, Emit, Request, Response, Rows, Stack, failed
 
 Run = Callable[[dict[str, Array], Sequence[str]], dict[str, Array]]
 """Inputs by name, and names of existing outputs that are wanted → outputs by name, in that order.
@@ -45,24 +49,88 @@ SMALLER_MOST: Final = 128
 """So many smaller batches in a row end a first comparison of large ones, which are rare then."""
 SHORT_NS: Final = 2_000_000
 """A batch that takes less stays whole: each run has a cost of its own."""
+EARLY_NS: Final = 20_000_000
+"""Between answers of a batch,"""
+EARLY_SHARED_NS: Final = 100_000_000
+"""and on a single core, which the model shares with the server: each time costs it 1 to 2 ms there."""
 
 
-def execute(requests: Sequence[Request], outputs: Sequence[str], run: Run, join: Join = joined) -> Sequence[Response]:
+def execute(
+    requests: Sequence[Request],
+    outputs: Sequence[str],
+    run: Run,
+    join: Join = joined,
+    *,
+    micro: "MicroBatches | None" = None,
+    emit: Emit | None = None,
+) -> Sequence[Response]:
     """One response for each request, in order. `outputs` are all outputs of the model.
 
-    If a batch fails, its requests are run one by one, so that one request cannot fail the others.
+    If a batch fails, its requests are run one by one, so that one request cannot fail the others. With `micro` it may
+    run in parts, and then the first requests are answered through `emit` as soon as their rows have run.
     """
+    how = _How(run, micro, emit)
     if type(requests) is Stack:
-        return _together(requests, outputs, run)
+        return _together(requests, outputs, how)
     groups = _alike(requests)
     if len(groups) == 1:
-        return _of_group(requests, outputs, run, join)
+        return _of_group(requests, outputs, how, join)
+    how = _How(run, micro, None)  # they are not answered in order
     responses = [Response()] * len(requests)
     for places in groups:
         group = [requests[place] for place in places]
-        for place, response in zip(places, _of_group(group, outputs, run, join), strict=True):
+        for place, response in zip(places, _of_group(group, outputs, how, join), strict=True):
             responses[place] = response
     return responses
+
+
+class _How:
+    """How to run rows."""
+
+    def __init__(self, run: Run, micro: "MicroBatches | None", emit: Emit | None) -> None:
+        self._run = run
+        self._micro = micro
+        self._emit = emit
+
+    def run(self, inputs: dict[str, Array], wanted: Sequence[str], early: "_Early | None" = None) -> dict[str, Array]:
+        """Outputs by name, without the rows that `early` has answered. Raises one of `FAILURES`."""
+        return self._run(inputs, wanted) if self._micro is None else self._micro.run(self._run, inputs, wanted, early)
+
+    def early(self, stack: Stack) -> "_Early | None":
+        """For requests that want the same outputs."""
+        return None if self._micro is None or self._emit is None else _Early(stack, self._emit)
+
+
+class _Early:
+    """Answers the first requests of a batch, while the others run."""
+
+    def __init__(self, stack: Stack, emit: Emit) -> None:
+        self._stack = stack
+        self._emit = emit
+        self.requests = self.rows = 0
+        """Those that are answered."""
+
+    def answer(self, made: list[dict[str, Array]], end: int) -> list[dict[str, Array]]:
+        """Answer requests whose rows are all before `end`. `made`: outputs of the rows up to there that are not
+        answered. Returns those that remain, in memory of their own unless all do.
+        """
+        sizes = self._stack.sizes
+        first, start = self.requests, self.rows
+        while self.rows + sizes[self.requests] <= end:
+            self.rows += sizes[self.requests]
+            self.requests += 1
+        if self.requests == first:
+            return made
+        whole = {name: joined([piece[name] for piece in made]) for name in made[0]}
+        count = self.rows - start
+        answered = {name: array[:count] for name, array in whole.items()}
+        self._emit(first, Rows(answered, sizes[first : self.requests]), True)
+        return [] if self.rows == end else [{name: array[count:].copy() for name, array in whole.items()}]
+
+
+def early_ns() -> int:
+    """Least time between answers of a batch, on the cores that this process may use."""
+    return EARLY_NS if len(os.sched_getaffinity(0)) > 1 else EARLY_SHARED_NS
 
 
 def answers(config: ModelConfig, found: Collection[str]) -> tuple[str, ...]:
@@ -76,12 +144,12 @@ def unknown(request: Request, outputs: Sequence[str]) -> str:
     return f"unexpected inference output '{strange}'" if strange else ""
 
 
-def _alone(request: Request, outputs: Sequence[str], run: Run) -> Response:
+def _alone(request: Request, outputs: Sequence[str], how: _How) -> Response:
     problem = unknown(request, outputs)
     if problem:
         return Response(error=problem)
     try:
-        return Response(run(request.inputs, request.wanted or outputs))
+        return Response(how.run(request.inputs, request.wanted or outputs))
     except FAILURES as error:
         return failed(error)
 
@@ -109,29 +177,32 @@ def _same(one: dict[str, Array], other: dict[str, Array]) -> bool:
     return True
 
 
-def _of_group(group: Sequence[Request], outputs: Sequence[str], run: Run, join: Join) -> Sequence[Response]:
+def _of_group(group: Sequence[Request], outputs: Sequence[str], how: _How, join: Join) -> Sequence[Response]:
     first = group[0].inputs
     if len(group) == 1 or not first or not all(array.ndim for array in first.values()):
-        return [_alone(request, outputs, run) for request in group]
+        return [_alone(request, outputs, how) for request in group]
     inputs = {name: join([request.inputs[name] for request in group]) for name in first}
     sizes = [len(next(iter(request.inputs.values()))) for request in group]
     wanted = [request.wanted for request in group]
-    return _together(Stack(inputs, sizes, wanted, lambda place, _: group[place]), outputs, run)
+    return _together(Stack(inputs, sizes, wanted, lambda place, _: group[place]), outputs, how)
 
 
-def _together(stack: Stack, outputs: Sequence[str], run: Run) -> Sequence[Response]:
+def _together(stack: Stack, outputs: Sequence[str], how: _How) -> Sequence[Response]:
+    """The responses to requests that were not answered early."""
     wanted = stack.wanted
     first = wanted[0]
     alike = wanted.count(first) == len(wanted)
     asked = first if alike else tuple(dict.fromkeys([name for each in wanted for name in each]))
+    early = how.early(stack) if alike else None
+    found: dict[str, Array] | None = None
     if set(asked).issubset(outputs):
-        try:
-            found = run(stack.inputs, outputs if () in wanted else asked)
-        except FAILURES:
-            pass
-        else:
-            return _apart(stack, found, alike=alike)
-    return [_alone(request, outputs, run) for request in stack]
+        with suppress(*FAILURES):
+            found = how.run(stack.inputs, outputs if () in wanted else asked, early)
+    if early is not None and early.requests:
+        stack = stack.part(early.requests, len(stack))
+    if found is not None:
+        return _apart(stack, found, alike=alike)
+    return [_alone(request, outputs, how) for request in stack]
 
 
 def _apart(stack: Stack, found: dict[str, Array], *, alike: bool) -> Sequence[Response]:
@@ -160,26 +231,32 @@ class MicroBatches:
         """`rows` at a time; 0: whole batches; None: as many as is fastest, by comparisons now and then."""
         self._rows = rows
         self._clock_ns = clock_ns
+        self._early_ns = early_ns()
         self._whole = rows == 0
         self._known = False
         """Whether a batch has run: the first one runs as a whole, and shows whether the model keeps its inputs."""
         self._kinds: dict[int, _Kind] = {}
         self._lock = threading.Lock()
 
-    def run(self, run: Run, inputs: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
-        """`run(inputs, wanted)`, but perhaps in several calls."""
+    def run(
+        self, run: Run, inputs: dict[str, Array], wanted: Sequence[str], early: _Early | None = None
+    ) -> dict[str, Array]:
+        """`run(inputs, wanted)`, but perhaps in several calls, and without the rows that `early` has answered."""
         rows = 0 if self._whole else _rows(inputs)
         if rows < 2 or not self._known:
             self._known = True
             return run(inputs, wanted)
+        part = partial(_part, run, inputs, wanted)
         if self._rows is not None:
-            return self._cut(run, inputs, wanted, rows, self._rows)
+            return self._cut(part, rows, self._rows, early)
         whole = (rows - 1).bit_length()
         with self._lock:
             kind = self._kind(inputs, rows)
             size = kind.turn(whole)
+            if kind.compares(whole):
+                early = None  # it takes time
         begun_ns = self._clock_ns()
-        made = self._cut(run, inputs, wanted, rows, 1 << size)
+        made = self._cut(part, rows, 1 << size, early)
         with self._lock:
             kind.note(whole, size, self._clock_ns() - begun_ns, rows)
         return made
@@ -201,26 +278,35 @@ class MicroBatches:
         return kind
 
     def _cut(
-        self, run: Run, inputs: dict[str, Array], wanted: Sequence[str], rows: int, most: int
+        self, part: Callable[[int, int], dict[str, Array]], rows: int, most: int, early: _Early | None
     ) -> dict[str, Array]:
+        """Run all rows, at most so many at once."""
         count = -(-rows // most)
         if count == 1:
-            return run(inputs, wanted)
+            return part(0, rows)
         pieces: list[dict[str, Array]] = []
+        first: dict[str, Array] = {}
         seen: set[tuple[str, int]] = set()
-        start = 0
-        try:
-            for number in range(1, count + 1):
-                end = rows * number // count
-                pieces.append(run({name: array[start:end] for name, array in inputs.items()}, wanted))
-                if not _fit(pieces[0], pieces[-1], end - start, seen):
-                    break
-                start = end
-            else:
-                return {name: joined([piece[name] for piece in pieces]) for name in pieces[0]}
-        except FAILURES:
-            pass
-        made = run(inputs, wanted)  # with the same error, if it is the request's
+        start, since_ns = 0, self._clock_ns()
+        for number in range(1, count + 1):
+            end = rows * number // count
+            try:
+                piece = part(start, end)
+            except FAILURES:
+                break
+            first = first or piece
+            if not _fit(first, piece, end - start, seen):
+                break
+            pieces.append(piece)
+            start = end
+            if early is not None and end < rows and self._clock_ns() - since_ns >= self._early_ns:
+                left = early.answer(pieces, end)
+                if left is not pieces:
+                    pieces, since_ns = left, self._clock_ns()
+                    seen.clear()  # what is answered may be overwritten
+        else:
+            return {name: joined([piece[name] for piece in pieces]) for name in pieces[0]}
+        made = part(0 if early is None else early.rows, rows)  # with the same error, if it is the request's
         self._whole = True
         return made
 
@@ -257,6 +343,10 @@ class _Kind:
             return next(size for size, times in self._tried.items() if len(times) == fewest)
         return self._best(whole)
 
+    def compares(self, whole: int) -> bool:
+        """Whether a batch that is `whole` itself takes part in a comparison now."""
+        return whole == self._largest and not self._rest
+
     def chosen(self) -> int:
         """How many rows of the largest batches are run at once, between comparisons."""
         return 1 << self._best(self._largest)
@@ -264,7 +354,7 @@ class _Kind:
     def note(self, whole: int, size: int, spent_ns: int, rows: int) -> None:
         """A batch was run like that."""
         times = self._tried.get(size)
-        if self._rest or times is None or whole != self._largest:
+        if times is None or not self.compares(whole):
             return
         if size == whole and spent_ns < SHORT_NS:
             self._costs.clear()
@@ -292,6 +382,11 @@ class _Kind:
         best = self._best(self._largest)
         near = {best - 1, best, best + 1, *sizes}
         self._tried = {size: [] for size in sorted(near, reverse=True) if 0 <= size <= self._largest}
+
+
+def _part(run: Run, inputs: dict[str, Array], wanted: Sequence[str], start: int, end: int) -> dict[str, Array]:
+    """Run the rows from `start` to before `end`."""
+    return run({name: array[start:end] for name, array in inputs.items()}, wanted)
 
 
 def _rows(inputs: dict[str, Array]) -> int:

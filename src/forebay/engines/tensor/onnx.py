@@ -121,7 +121,7 @@ class OnnxBackend:
         )
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        return self._ragged.execute(requests, self._answers, self._run)
+        return self._ragged.execute(requests, self._answers, self._run, emit)
 
     def measured(self) -> tuple[Family, ...]:
         return self._ragged.measured()

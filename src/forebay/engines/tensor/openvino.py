@@ -99,7 +99,7 @@ class OpenVinoBackend:
         request = self._requests.get(instance)
         if request is None:  # instances may be added while the model is served
             request = self._requests[instance] = self._compiled.create_infer_request()
-        return self._ragged.execute(requests, self._answers, partial(self._run, request))
+        return self._ragged.execute(requests, self._answers, partial(self._run, request), emit)
 
     def measured(self) -> tuple[Family, ...]:
         return self._ragged.measured()

@@ -61,6 +61,17 @@ class Stack(Sequence[Request]):
         self.wanted = wanted
         self._make = make
 
+    def part(self, first: int, last: int) -> "Stack":
+        """The requests from index `first` to before `last`."""
+        start = sum(self.sizes[:first])
+        end = start + sum(self.sizes[first:last])
+        inputs = {name: array[start:end] for name, array in self.inputs.items()}
+
+        def make(index: int, inputs: dict[str, Array]) -> Request:
+            return self._make(first + index, inputs)
+
+        return Stack(inputs, self.sizes[first:last], self.wanted[first:last], make)
+
     def of(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> "Stack":
         """The same requests with other inputs and requested outputs."""
 
@@ -162,10 +173,15 @@ class Loaded:
 
 
 class Emit(Protocol):
-    """Sends responses of a decoupled model: for the request with that index in the batch; `final` ends it."""
+    """Sends responses while a batch runs, or after it."""
 
-    def __call__(self, index: int, response: Response | None, final: bool) -> None:
-        """Send a response, or with None only the end."""
+    def __call__(self, index: int, response: Response | Sequence[Response] | None, final: bool) -> None:
+        """Send a response of a decoupled model to the request with that index in the batch, or with None only the
+        end; `final` ends it.
+
+        Several responses end as many requests, from that index on: the first ones of the batch that have no response
+        yet. What `execute` returns leaves them out.
+        """
 
 
 class Act(StrEnum):
@@ -212,7 +228,8 @@ class Backend(Protocol):
         """Load the model in `folder` (that of the version). Raises `BackendFailed`."""
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
-        """Run a batch: one response for each request, in order; None where `emit` sends the responses instead.
+        """Run a batch: one response for each request, in order; None where `emit` sends the responses instead, and
+        nothing for the first ones that it has ended together.
 
         An exception fails the whole batch with its text.
         """

@@ -6,7 +6,6 @@ row of the batch, or are concatenated according to the shapes of an input.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -16,7 +15,7 @@ from forebay.engines.tensor import batch
 from forebay.engines.tensor.arrays import DTYPES, joined
 from forebay.engines.tensor.batch import FAILURES, Join, MicroBatches, Run
 from forebay.engines.tensor.measures import MICRO_BATCH_ROWS, Family, Measure, Series
-from forebay.engines.tensor.protocol import Array, Request, Response, failed
+from forebay.engines.tensor.protocol import Array, Emit, Request, Response, failed
 
 Shape = tuple[int, ...]
 
@@ -39,12 +38,12 @@ class Ragged:
         self.measures = cuts and rows is None
         """Whether `measured` has something to tell."""
 
-    def execute(self, requests: Sequence[Request], outputs: Sequence[str], run: Run) -> Sequence[Response]:
+    def execute(
+        self, requests: Sequence[Request], outputs: Sequence[str], run: Run, emit: Emit | None = None
+    ) -> Sequence[Response]:
         """One response for each request, in order, as in `batch.execute`."""
         if self._plain:
-            if self._micro is not None:
-                run = partial(self._micro.run, run)
-            return batch.execute(requests, outputs, run, self._join)
+            return batch.execute(requests, outputs, run, self._join, micro=self._micro, emit=emit)
         whole = list(requests)
         responses = [Response()] * len(whole)
         for places in self._alike(whole):

@@ -10,7 +10,17 @@ from forebay.core.serving.errors import Kind, Refused
 from forebay.modelserver.process import encoding
 from forebay.modelserver.process.channel import LENT_BYTES_MAX, ChannelBroken, Received
 from forebay.modelserver.process.link import Link
-from forebay.modelserver.process.messages import Cancel, Emitted, Execute, Finished, Open, Ping, TakeBack, ToServer
+from forebay.modelserver.process.messages import (
+    Answered,
+    Cancel,
+    Emitted,
+    Execute,
+    Finished,
+    Open,
+    Ping,
+    TakeBack,
+    ToServer,
+)
 from forebay.modelserver.process.segments import SegmentBroken
 from forebay.modelserver.process.values import Answer, Done, Listener, Work
 
@@ -21,9 +31,11 @@ BATCHES_MAX: Final = 2
 class _Batch:
     """A batch in flight, or one that has finished but whose requests still get responses."""
 
-    __slots__ = ("listener", "open", "size")
+    __slots__ = ("answered", "listener", "open", "size")
 
     def __init__(self, listener: Listener, size: int) -> None:
+        self.answered = 0
+        """The first requests, which have been answered before its end."""
         self.listener = listener
         self.open = set(range(size))
         self.size = size
@@ -111,6 +123,8 @@ class Lane:
         match received.message:
             case Finished() as finished:
                 self._finished(finished, received)
+            case Answered() as answered:
+                self._answered(answered, received)
             case Emitted() as emitted:
                 self._emitted(emitted, received)
             case unexpected:
@@ -118,14 +132,12 @@ class Lane:
 
     def _finished(self, message: Finished, received: Received[ToServer]) -> None:
         batch = self._running.get(message.batch)
-        replies, sizes = message.replies, message.sizes
-        if batch is None or (not message.error and len(sizes or replies) != batch.size):
+        count = len(message.sizes or message.replies)
+        if batch is None or (not message.error and batch.answered + count != batch.size):
             raise ChannelBroken("the end of a batch that is not running")
-        answers: tuple[Answer | None, ...]
-        if sizes:
-            answers = encoding.answers(message.columns, sizes, received.parts)
-        else:
-            answers = tuple([None if reply is None else encoding.answer(reply, received.parts) for reply in replies])
+        answers = _answers(message, received)
+        if batch.answered:
+            answers = (None,) * batch.answered + answers
         del self._running[message.batch]
         self.served = True
         self.closing = self.closing or message.last
@@ -137,16 +149,18 @@ class Lane:
         failure = Refused(Kind.INTERNAL, message.error) if message.error else None
         self._settle()
         self._forget()
-        batch.listener.on_done(
-            Done(
-                answers,
-                message.compute_start_ns,
-                message.compute_input_ns,
-                message.compute_infer_ns,
-                message.compute_output_ns,
-                failure,
-            )
-        )
+        batch.listener.on_done(_done(message, answers, failure))
+
+    def _answered(self, message: Answered, received: Received[ToServer]) -> None:
+        batch = self._running.get(message.batch)
+        answers = _answers(message, received)
+        if batch is None or None in answers or not 0 < len(answers) < batch.size - batch.answered:
+            raise ChannelBroken("answers to requests that are not running")
+        first, end = batch.answered, batch.answered + len(answers)
+        batch.answered = end
+        batch.open.difference_update(range(first, end))
+        self._head_since = self._loop.time()
+        batch.listener.on_answers(first, _done(message, answers))
 
     def _emitted(self, message: Emitted, received: Received[ToServer]) -> None:
         batch = self._running.get(message.batch) or self._lingering.get(message.batch)
@@ -182,3 +196,21 @@ class Lane:
         leases = self._link.channel.returns()
         if leases:
             self._control.send(TakeBack(self.number, leases))
+
+
+def _answers(message: Answered | Finished, received: Received[ToServer]) -> tuple[Answer | None, ...]:
+    """Raises `ChannelBroken`."""
+    if message.sizes:
+        return encoding.answers(message.columns, message.sizes, received.parts)
+    return tuple([None if reply is None else encoding.answer(reply, received.parts) for reply in message.replies])
+
+
+def _done(message: Answered | Finished, answers: tuple[Answer | None, ...], failure: Refused | None = None) -> Done:
+    return Done(
+        answers,
+        message.compute_start_ns,
+        message.compute_input_ns,
+        message.compute_infer_ns,
+        message.compute_output_ns,
+        failure,
+    )

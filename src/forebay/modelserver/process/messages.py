@@ -181,6 +181,21 @@ class Finished(_Message, frozen=True):
     """The process exits after this batch."""
 
 
+class Answered(_Message, frozen=True):
+    """Answers to the first requests of a batch that had none, before it ends; fields as in `Finished`, whose replies
+    leave these requests out.
+    """
+
+    batch: int
+    replies: tuple[Reply | None, ...]
+    compute_start_ns: int
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+    columns: tuple[Piece, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
 class Emitted(_Message, frozen=True):
     """A streamed response."""
 
@@ -207,7 +222,7 @@ class Withdraw(_Message, frozen=True):
 
 
 ToChild = Configure | Open | Execute | Cancel | TakeBack | Respond | Ping | Measure | Stop
-ToServer = Ready | Broken | Pong | Measured | Finished | Emitted | Call | Withdraw
+ToServer = Ready | Broken | Pong | Measured | Finished | Answered | Emitted | Call | Withdraw
 
 
 def packets_with(messages: Any) -> Callable[[memoryview], tuple[Head, Any]]:

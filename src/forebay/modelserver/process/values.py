@@ -71,10 +71,12 @@ class Answer:
 
 
 class Done(NamedTuple):
-    """An instance has finished a batch and is free. Times are CLOCK_MONOTONIC, in nanoseconds."""
+    """A batch, or the first part of it, has finished. Times are CLOCK_MONOTONIC, in nanoseconds."""
 
     answers: tuple[Answer | None, ...]
-    """One per request, in order; None: responses come through `on_response` (decoupled). Empty with `failure`."""
+    """One per request, in order; None: responses come through `on_response` (decoupled), or one came through
+    `on_answers`. Empty with `failure`.
+    """
     compute_start_ns: int
     """When the child began with the batch."""
     compute_input_ns: int
@@ -88,9 +90,12 @@ class Done(NamedTuple):
 class Listener(Protocol):
     """Receives the results of a batch, on the server's loop, never before `execute` has returned.
 
-    Every request ends exactly once: by its answer in `Done`, by `Done.failure`, or, where that answer is None, by an
-    `on_response` with `final`, before or after `on_done`.
+    Every request ends exactly once: by an answer in `on_answers` or `on_done`, else by `Done.failure`, or, where its
+    answer is None, by an `on_response` with `final`, before or after `on_done`.
     """
+
+    def on_answers(self, first: int, done: Done) -> None:
+        """Answers to the requests from index `first` on, whose rows are done; the batch goes on."""
 
     def on_response(self, index: int, answer: Answer | None, final: bool) -> None:
         """A response to the request with that index (decoupled); None: only the end."""

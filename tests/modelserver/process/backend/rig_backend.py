@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from forebay.core.serving.config import Datatype, ModelConfig, TensorSpec
-from forebay.engines.tensor.protocol import BackendFailed, CallModel, Emit, Loaded, Request, Response
+from forebay.engines.tensor.protocol import BackendFailed, CallModel, Emit, Loaded, Request, Response, Rows
 
 
 class RigBackend:
@@ -223,6 +223,24 @@ class RigBackend:
         while not requests[1].cancelled():
             time.sleep(0.005)
         return [Response(parameters={"cancelled": request.cancelled()}) for request in requests]
+
+    def in_parts(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
+        """Answers two requests, then one; the others once there is a file, as `then` says."""
+        made = [Response({name: array for name, array in request.inputs.items()}) for request in requests]
+        x = np.concatenate([request.inputs["x"] for request in requests[:2]])
+        emit(0, Rows({"x": x}, [len(request.inputs["x"]) for request in requests[:2]]), True)
+        emit(2, [Response(error="not this one")], True)
+        while not (self._folder / "go").exists():
+            time.sleep(0.001)
+        match requests[0].parameters.get("then"):
+            case "fail":
+                raise ValueError("the rest cannot")
+            case "lose":
+                return []
+            case "stream":
+                emit(4, made[4], True)
+                return [made[3], None]
+        return [*made[3:]]
 
     def ask(self, requests: Sequence[Request], emit: Emit, instance: int) -> list[Response | None]:
         answered = threading.Event()

@@ -35,6 +35,12 @@ class _Results:
         self._finals += final
         self._check()
 
+    def on_answers(self, first: int, done: Done) -> None:
+        """A part of the batch has finished."""
+        for answer in done.answers:
+            self._note(answer)
+        self._finals += len(done.answers)
+
     def on_done(self, done: Done) -> None:
         """The batch has finished."""
         if done.failure is not None:

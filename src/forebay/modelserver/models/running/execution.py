@@ -22,6 +22,7 @@ class Batch:
 
     __slots__ = (
         "_executor",
+        "answered",
         "behind",
         "calls",
         "instance",
@@ -42,6 +43,8 @@ class Batch:
         self.plan = plan
         """Opaque data of the scheduler."""
         self.started_ns = monotonic_ns()
+        self.answered = 0
+        """The first requests, which have been answered while it runs."""
         self.behind: Batch | None = None
         """The batch queued behind this one on the instance."""
         self.not_started = False
@@ -58,6 +61,15 @@ class Batch:
             self._executor.reschedule(self, call)
         else:
             self._executor.respond(call, answer, final, self.started_ns)
+
+    def on_answers(self, first: int, done: Done) -> None:
+        """The requests from there on are done; the batch goes on."""
+        self.answered = first + len(done.answers)
+        spent = Spent(done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns)
+        for index, answer in enumerate(done.answers, first):
+            call = self.calls[index]
+            if call is not None:
+                self._executor.answer(call, answer, done.compute_start_ns, spent)
 
     def on_done(self, done: Done) -> None:
         """The batch has finished, and the instance is free."""
@@ -209,24 +221,25 @@ class Executor:
             batch.rescheduled = ()
         self.on_free(batch, done)
         for index, call in enumerate(batch.calls):
-            if call is None or call in batch.rescheduled:
+            if index < batch.answered or call is None or call in batch.rescheduled:
                 continue
             if done.failure is not None:
                 self._fail(call, done.failure)
-                continue
-            answer = done.answers[index]
-            if answer is None:
-                self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
-                call.spent = spent
-            elif answer.error is not None:
-                self._fail(call, answer.error)
-            elif answer.reschedule:
-                self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
-            elif problem := self._shape_problem(call, answer):
-                self._fail(call, Refused(Kind.INTERNAL, problem))
             else:
-                self._counts.success(call, done.compute_start_ns, spent, call.checked.rows)
-                call.spent = spent
+                self.answer(call, done.answers[index], done.compute_start_ns, spent)
+
+    def answer(self, call: Call, answer: Answer | None, start_ns: int, spent: Spent) -> None:
+        """Count a request whose rows are done, and deliver its response; None: it comes by itself."""
+        if answer is not None and answer.error is not None:
+            self._fail(call, answer.error)
+        elif answer is not None and answer.reschedule:
+            self._fail(call, Refused(Kind.INTERNAL, NOT_ITERATIVE))
+        elif answer is not None and (problem := self._shape_problem(call, answer)):
+            self._fail(call, Refused(Kind.INTERNAL, problem))
+        else:
+            self._counts.success(call, start_ns, spent, call.checked.rows)
+            call.spent = spent
+            if answer is not None:
                 self._deliver(call, self.response(call, answer), True)
 
     def reschedule(self, batch: Batch, call: Call) -> None:

@@ -16,7 +16,7 @@ from forebay.engines.tensor.protocol import Array, Backend, Request, Response, R
 from forebay.modelserver.process.channel import Channel, Received
 from forebay.modelserver.process.child import outgoing
 from forebay.modelserver.process.child.arrays import BadTensor, array_of
-from forebay.modelserver.process.messages import Ask, Emitted, Execute, Finished, Piece, Ping, ToChild
+from forebay.modelserver.process.messages import Answered, Ask, Emitted, Execute, Finished, Piece, Ping, ToChild
 from forebay.modelserver.process.segments import SegmentBroken
 
 EXIT_BROKEN: Final = 3
@@ -25,12 +25,20 @@ EXIT_BROKEN: Final = 3
 class _Batch:
     """The open requests of a batch, which may outlive it."""
 
-    __slots__ = ("cancelled", "number", "open")
+    __slots__ = ("answered", "cancelled", "infer_ns", "number", "open", "start_ns")
 
     def __init__(self, number: int, size: int, cancelled: set[int]) -> None:
         self.number = number
         self.open = set(range(size))
+        self.answered = 0
+        """The first requests, which have been answered together."""
         self.cancelled = cancelled
+        self.start_ns = self.infer_ns = time.monotonic_ns()
+
+    def times(self, output_ns: int) -> tuple[int, int, int, int]:
+        """As in `Finished`, now; `output_ns` is when the outputs were made."""
+        now_ns = time.monotonic_ns()
+        return self.start_ns, self.infer_ns - self.start_ns, output_ns - self.infer_ns, now_ns - output_ns
 
 
 class Instance:
@@ -77,20 +85,19 @@ class Instance:
                 self._early.setdefault(batch, set()).add(index)
 
     def _execute(self, received: Received[ToChild]) -> None:
-        start_ns = time.monotonic_ns()
         message = received.message
         assert isinstance(message, Execute)
         batch = self._begin(message)
         requests: Sequence[Request] = ()
         responses: Sequence[Response | None] = ()
         error = ""
-        infer_ns = output_ns = start_ns
         try:
             requests = _requests(message, received.parts, batch)
-            infer_ns = time.monotonic_ns()
+            batch.infer_ns = time.monotonic_ns()
             responses = self._backend.execute(self._number, requests, partial(self._emit, batch))
-            if len(responses) != len(requests):
-                raise BadTensor(f"the model gave {len(responses)} responses to {len(requests)} requests")
+            left = len(requests) - batch.answered
+            if len(responses) != left:
+                raise BadTensor(f"the model gave {len(responses)} responses to {left} requests")
         except BadTensor as bad:
             error = outgoing.error_text(str(bad))
         except BaseException as raised:  # whatever a model raises, SystemExit included, fails its batch
@@ -110,10 +117,8 @@ class Instance:
         requests = (
             responses
         ) = ()  # drops the last references to the inputs, usually: their leases are returned with this packet
-        done_ns = time.monotonic_ns()
-        took = (infer_ns - start_ns, output_ns - infer_ns, done_ns - output_ns)
         replies, columns, sizes = told
-        finished = Finished(batch.number, replies, start_ns, *took, error, columns, sizes, last)
+        finished = Finished(batch.number, replies, *batch.times(output_ns), error, columns, sizes, last)
         self.channel.send(*self.channel.pack(finished, parcel))
         if last:
             _leave()
@@ -132,13 +137,17 @@ class Instance:
         if type(responses) is Rows:
             batch.open.clear()
         for index in list(batch.open):
-            if index >= len(responses) or responses[index] is not None:
+            place = index - batch.answered
+            if place >= len(responses) or responses[place] is not None:
                 batch.open.discard(index)
         if not batch.open:
             self._batches.pop(batch.number, None)
 
-    def _emit(self, batch: _Batch, index: int, response: Response | None, final: bool) -> None:
+    def _emit(self, batch: _Batch, index: int, response: Response | Sequence[Response] | None, final: bool) -> None:
         """Send a streamed response. Called by the backend in any thread, during the batch or after it."""
+        if response is not None and not isinstance(response, Response):
+            self._answer(batch, response)
+            return
         if index not in batch.open:
             return  # it has ended, or its batch has failed
         if final:
@@ -155,6 +164,21 @@ class Instance:
             _leave()
         if not batch.open:
             self._batches.pop(batch.number, None)
+
+    def _answer(self, batch: _Batch, responses: Sequence[Response]) -> None:
+        """Answer the first requests of a running batch that have no response yet."""
+        output_ns = time.monotonic_ns()
+        first, batch.answered = batch.answered, batch.answered + len(responses)
+        batch.open.difference_update(range(first, batch.answered))
+        try:
+            told, parcel = outgoing.finished(self.channel, responses, self._declared)
+        except (OSError, SegmentBroken) as failed:
+            failures = [Response(error=f"the outputs cannot be sent: {failed}")] * len(responses)
+            told, parcel = outgoing.finished(self.channel, failures, {})
+        replies, columns, sizes = told
+        answered = Answered(batch.number, replies, *batch.times(output_ns), columns, sizes)
+        self.channel.send(*self.channel.pack(answered, parcel))
+        os.sched_yield()  # on a core that both share, the server would wait for the end of this process's turn
 
 
 def flush() -> None:

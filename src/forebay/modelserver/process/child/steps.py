@@ -71,7 +71,8 @@ class Steps:
 
     def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response | None]:
         if type(requests) is Stack:
-            return self._together(instance, requests)
+            plan = self._plan(requests.wanted)
+            return self.through(_Batch(requests, dict(requests.inputs), instance, emit), plan)
         plan = self._plan([request.wanted for request in requests])
         return self._apart(instance, requests, [dict(request.inputs) for request in requests], plan)
 
@@ -104,18 +105,22 @@ class Steps:
                 self._plans[key] = plan
         return plan
 
-    def _together(self, instance: int, stack: Stack) -> Sequence[Response | None]:
-        plan = self._plan(stack.wanted)
-        tensors = dict(stack.inputs)
-        for number, step in enumerate(plan):
-            made = step.run(instance, stack.of(step.fed(tensors), step.wanted))
-            if type(made) is not Rows:
-                requests = list(stack)
-                values = [each.outputs for each in Rows(tensors, stack.sizes)]
-                failed = step.take(values, list(range(len(values))), made)
-                return self._apart(instance, requests, values, plan[number + 1 :], failed)
-            step.keep(tensors, made.outputs)
-        return Rows(self._answers(tensors), stack.sizes)
+    def through(self, batch: "_Batch", plan: "Sequence[_Step]") -> Sequence[Response]:
+        """Run these steps. The responses to the requests that were not answered early."""
+        if not plan:
+            return Rows(self._answers(batch.tensors), batch.stack.sizes)
+        step, early = plan[0], _Early(self, batch, plan)
+        made = step.run(batch.instance, batch.stack.of(step.fed(batch.tensors), step.wanted), early)
+        return self.onward(batch.part(early.requests, len(batch.stack)) if early.requests else batch, plan, made)
+
+    def onward(self, batch: "_Batch", plan: "Sequence[_Step]", made: Sequence[Response | None]) -> Sequence[Response]:
+        """`through`, where the first of these steps has made that."""
+        if type(made) is Rows:
+            plan[0].keep(batch.tensors, made.outputs)
+            return self.through(batch, plan[1:])
+        values = [each.outputs for each in Rows(batch.tensors, batch.stack.sizes)]
+        failed = plan[0].take(values, list(range(len(values))), made)
+        return self._apart(batch.instance, list(batch.stack), values, plan[1:], failed)
 
     def _apart(
         self,
@@ -135,7 +140,9 @@ class Steps:
                 msgspec.structs.replace(requests[index], inputs=step.fed(values[index]), wanted=step.wanted)
                 for index in left
             ]
-            failed |= step.take(values, left, step.run(instance, asked))
+            kept = _Kept()
+            made = step.run(instance, asked, kept)
+            failed |= step.take(values, left, [*kept.responses, *made])
         return [failed.get(index) or Response(self._answers(tensors)) for index, tensors in enumerate(values)]
 
     def _answers(self, tensors: Tensors) -> Tensors:
@@ -153,14 +160,17 @@ class _Step:
         self._ensemble = ensemble
         self._backend = backend
 
-    def run(self, instance: int, requests: Sequence[Request]) -> Sequence[Response | None]:
-        """One response for each request. Raises RuntimeError, which names the step, if the batch fails."""
+    def run(self, instance: int, requests: Sequence[Request], early: "_Early | _Kept") -> Sequence[Response | None]:
+        """One response for each request that `early` has not taken. Raises RuntimeError, which names the step, if the
+        batch fails.
+        """
         try:
-            made = self._backend.execute(instance, requests, _refuse)
+            made = self._backend.execute(instance, requests, early)
         except Exception as error:  # a model may raise anything; this names the step, and the batch fails as before
             raise RuntimeError(self._said(str(error) or type(error).__name__)) from error
-        if len(made) != len(requests):
-            raise RuntimeError(self._said(f"it gave {len(made)} responses to {len(requests)} requests"))
+        left = len(requests) - early.requests
+        if len(made) != left:
+            raise RuntimeError(self._said(f"it gave {len(made)} responses to {left} requests"))
         return made
 
     def fed(self, tensors: Tensors) -> Tensors:
@@ -192,5 +202,71 @@ class _Step:
         return f"in ensemble '{self._ensemble}', {said}"
 
 
-def _refuse(index: int, response: Response | None, final: bool) -> None:
-    raise RuntimeError("only decoupled models can stream responses")
+class _Batch:
+    """The requests of a batch, or of a part of it, and their tensors so far."""
+
+    __slots__ = ("_first", "emit", "instance", "stack", "tensors")
+
+    def __init__(self, stack: Stack, tensors: Tensors, instance: int, emit: Emit, first: int = 0) -> None:
+        self.stack = stack
+        self.tensors = tensors
+        self.instance = instance
+        self.emit = emit
+        self._first = first
+
+    def part(self, start: int, end: int) -> "_Batch":
+        """The requests from index `start` to before `end`."""
+        sizes = self.stack.sizes
+        first = sum(sizes[:start])
+        rows = slice(first, first + sum(sizes[start:end]))
+        tensors = {name: array[rows] for name, array in self.tensors.items()}
+        return _Batch(self.stack.part(start, end), tensors, self.instance, self.emit, self._first + start)
+
+    def answer(self, responses: Sequence[Response]) -> None:
+        """Answer the last requests; those before them have been answered."""
+        self.emit(self._first + len(self.stack) - len(responses), responses, True)
+
+
+class _Early:
+    """Takes the first requests of a batch through the later steps, while the others are in one. Implements `Emit`."""
+
+    def __init__(self, steps: Steps, batch: _Batch, plan: Sequence[_Step]) -> None:
+        self._steps = steps
+        self._batch = batch
+        self._plan = plan
+        """That step and the later ones."""
+        self.requests = 0
+        """Those taken."""
+
+    def __call__(self, index: int, response: Response | Sequence[Response] | None, final: bool) -> None:
+        made = _several(response)
+        part = self._batch.part(self.requests, self.requests + len(made))
+        self.requests += len(made)
+        try:
+            responses = self._steps.onward(part, self._plan, made)
+        except RuntimeError as error:  # a later step has failed: that is not the business of the one that runs
+            responses = [Response(error=str(error))] * len(made)
+        part.answer(responses)
+
+
+class _Kept:
+    """Keeps early responses. Implements `Emit`."""
+
+    def __init__(self) -> None:
+        self.responses: list[Response] = []
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that they answer."""
+        return len(self.responses)
+
+    def __call__(self, index: int, response: Response | Sequence[Response] | None, final: bool) -> None:
+        for each in _several(response):  # copies: the model may use the memory again
+            outputs = {name: array.copy() for name, array in each.outputs.items()}
+            self.responses.append(msgspec.structs.replace(each, outputs=outputs))
+
+
+def _several(response: Response | Sequence[Response] | None) -> Sequence[Response]:
+    if response is None or isinstance(response, Response):
+        raise RuntimeError("only decoupled models can stream responses")
+    return response
