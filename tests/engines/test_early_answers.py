@@ -144,6 +144,28 @@ def test_comparisons_are_not_disturbed() -> None:
     assert found == [[]] * compared + [[2, 2, 2]] * (len(found) - compared)
 
 
+def test_good_requests_of_a_failed_batch_keep_their_answers_if_the_model_uses_its_memory_again() -> None:
+    model = Model(reuses=True)
+    model.bad = 3.0
+
+    found = [listed(each) for each in execute(stack((1,) * 5), ("Y",), model)]
+
+    assert found == [{"Y": [0.0]}, {"Y": [2.0]}, {"Y": [4.0]}, {"bad row": []}, {"Y": [8.0]}]
+
+
+def test_requests_with_different_shapes_keep_their_answers_if_the_model_uses_its_memory_again() -> None:
+    memory = np.zeros(8)
+
+    def model(feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        made = memory[: feed["X"].size].reshape(feed["X"].shape)
+        made[:] = feed["X"] * 2
+        return {"Y": made}
+
+    requests = [Request("", {"X": np.full((1, width), float(width))}, ()) for width in (1, 2, 1, 3)]
+
+    assert [listed(each)["Y"] for each in execute(requests, ("Y",), model)] == [[2.0], [4.0] * 2, [2.0], [6.0] * 3]
+
+
 def test_only_requests_that_are_not_answered_run_again_when_a_later_part_fails() -> None:
     model = Model()
     model.bad = 3.0

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from tests.modelserver.models.rig import config as configured
 from tests.modelserver.models.rig import numbers as numbers_of
 from tests.modelserver.process.rig import Heard, spec, started, until, values, work
 
+from forebay.core.serving.config import Step
 from forebay.core.serving.errors import Kind
 from forebay.core.serving.values import Tensor
+from forebay.engines.tensor.batch import MicroBatches, early_ns, execute
+from forebay.engines.tensor.protocol import Array, Emit, Request, Response, Stack
+from forebay.modelserver.process.child.steps import Steps, _Step
 from forebay.modelserver.process.process import ModelProcess
 
 IN_PROCESS = 'parameters { key: "forebay.in_process" value { string_value: "true" } }\n'
@@ -180,7 +185,8 @@ def test_requests_of_a_killed_model_process_end_once(tmp_path: Path) -> None:
             assert set(failed) == {Kind.UNAVAILABLE}
             assert [each.error is None for each in found] == [True] * (4 - len(failed)) + [False] * len(failed)
             assert counted(server, "slow") == (8 - len(failed), len(failed), 1)
-            assert numbers_of(await server.ask("slow", given(5.0)).one()) == [[5.0]]
+            again = [server.ask("slow", given(5.0)) for _ in range(4)]
+            assert [numbers_of(await each.one()) for each in again] == [[[5.0]]] * 4
 
     asyncio.run(main())
 
@@ -221,3 +227,55 @@ def test_ensemble_in_one_process_takes_parts_of_a_batch_through_all_steps(
                 assert [each.error is None for each in found] == [value != failing for value in (1, 2, 3, 4)]
 
     asyncio.run(main())
+
+
+class Slow:
+    """A step that answers early, so many requests at once."""
+
+    def __init__(self, at_once: int) -> None:
+        self._micro = MicroBatches(at_once, lambda: self._now_ns)
+        self._now_ns = 0
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response]:
+        return execute(requests, ("OUT",), self._run, micro=self._micro, emit=emit)
+
+    def _run(self, feed: dict[str, Array], wanted: Sequence[str]) -> dict[str, Array]:
+        self._now_ns += early_ns()
+        return {"OUT": feed["IN"]}
+
+
+class Raising:
+    """A step that fails with everything that it is given together with a 3."""
+
+    def execute(self, instance: int, requests: Sequence[Request], emit: Emit) -> Sequence[Response]:
+        found = [Response({"OUT": request.inputs["IN"]}) for request in requests]
+        if any(3.0 in each.outputs["OUT"] for each in found):
+            raise TypeError("no 3")
+        return found
+
+
+@pytest.mark.interpreted
+def test_a_part_of_which_some_requests_are_answered_fails_without_these(tmp_path: Path) -> None:
+    backends: list[Any] = [Slow(4), Slow(1), Raising()]
+    ends = ("IN", "x", "y", "OUT")
+    maps = [Step(f"m{at}", -1, {"IN": ends[at]}, {"OUT": ends[at + 1]}) for at in range(3)]
+    steps = Steps([])
+    steps._outputs = ("OUT",)
+    steps._steps = [_Step("e", step, backend) for step, backend in zip(maps, backends, strict=True)]
+    told: list[tuple[int, list[object]]] = []
+
+    def emit(index: int, response: Response | Sequence[Response] | None, final: bool) -> None:
+        assert isinstance(response, Sequence)
+        told.append((index, [each.error or each.outputs["OUT"].item() for each in response]))
+
+    def batch(start: float) -> Sequence[Response | None]:
+        told.clear()
+        inputs = {"IN": np.arange(start, start + 8).reshape(-1, 1)}
+        return steps.execute(0, Stack(inputs, [1] * 8, [()] * 8, lambda _, its: Request("", its, ())), emit)
+
+    batch(100.0)
+    left = batch(0.0)
+
+    failure = "in ensemble 'e', step of model 'm2': no 3"
+    assert told == [(0, [0.0]), (1, [1.0]), (2, [2.0]), (3, [failure]), (4, [4.0]), (5, [5.0]), (6, [6.0])]
+    assert [each.outputs["OUT"].item() for each in left if each is not None] == [7.0]

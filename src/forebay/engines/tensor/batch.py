@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from forebay.core.serving.config import ModelConfig
 from forebay.engines.tensor.arrays import joined, made_by
 from forebay.engines.tensor.protocol import Array, Emit, Request, Response, Rows, Stack, failed
@@ -80,7 +82,7 @@ def execute(
     for places in groups:
         group = [requests[place] for place in places]
         for place, response in zip(places, _of_group(group, outputs, how, join), strict=True):
-            responses[place] = response
+            responses[place] = kept(response)
     return responses
 
 
@@ -123,9 +125,10 @@ class _Early:
             return made
         whole = {name: joined([piece[name] for piece in made]) for name in made[0]}
         count = self.rows - start
+        left = [] if self.rows == end else [{name: array[count:].copy() for name, array in whole.items()}]
         answered = {name: array[:count] for name, array in whole.items()}
         self._emit(first, Rows(answered, sizes[first : self.requests]), True)
-        return [] if self.rows == end else [{name: array[count:].copy() for name, array in whole.items()}]
+        return left
 
 
 def early_ns() -> int:
@@ -202,7 +205,12 @@ def _together(stack: Stack, outputs: Sequence[str], how: _How) -> Sequence[Respo
         stack = stack.part(early.requests, len(stack))
     if found is not None:
         return _apart(stack, found, alike=alike)
-    return [_alone(request, outputs, how) for request in stack]
+    return [kept(_alone(request, outputs, how)) for request in stack]
+
+
+def kept(response: Response) -> Response:
+    """With outputs in memory of their own: a model may answer in the same memory again in its next run."""
+    return replace(response, outputs={name: array.copy() for name, array in response.outputs.items()})
 
 
 def _apart(stack: Stack, found: dict[str, Array], *, alike: bool) -> Sequence[Response]:

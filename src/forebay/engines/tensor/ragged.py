@@ -49,7 +49,7 @@ class Ragged:
         for places in self._alike(whole):
             group = [whole[place] for place in places]
             for place, response in zip(places, self._of_group(group, outputs, run), strict=True):
-                responses[place] = response
+                responses[place] = batch.kept(response)
         return responses
 
     def measured(self) -> tuple[Family, ...]:
@@ -85,7 +85,8 @@ class Ragged:
             problems = [failed(error)]
         if len(group) == 1:
             return problems
-        return [response for request in group for response in self._of_group([request], outputs, run)]
+        alone = (response for request in group for response in self._of_group([request], outputs, run))
+        return [batch.kept(response) for response in alone]
 
     def _feed(self, group: Sequence[Request]) -> dict[str, Array]:
         feed = {}

@@ -136,7 +136,7 @@ class Lane:
         if batch is None or (not message.error and batch.answered + count != batch.size):
             raise ChannelBroken("the end of a batch that is not running")
         answers = _answers(message, received)
-        if batch.answered:
+        if batch.answered and not message.error:
             answers = (None,) * batch.answered + answers
         del self._running[message.batch]
         self.served = True

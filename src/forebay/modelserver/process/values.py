@@ -84,7 +84,7 @@ class Done(NamedTuple):
     compute_infer_ns: int
     compute_output_ns: int
     failure: Refused | None = None
-    """The whole batch failed: UNAVAILABLE (crashed, hung, replaced: retry) or INTERNAL (the model raised)."""
+    """What is not answered failed: UNAVAILABLE (crashed, hung, replaced: retry) or INTERNAL (the model raised)."""
 
 
 class Listener(Protocol):

@@ -1,8 +1,8 @@
 """Statistics of one model version, by Triton's rules.
 
-Every request of a batch is counted with the compute times of the whole batch. A batch counts as one execution even if
-requests in it fail in the model. A cache hit is a success without an execution. Requests rejected before they are
-queued are not counted.
+Every request of a batch is counted with the compute times of the whole batch, or up to its answer if that comes
+before the end. A batch counts as one execution even if requests in it fail in the model. A cache hit is a success
+without an execution. Requests rejected before they are queued are not counted.
 """
 
 from enum import StrEnum

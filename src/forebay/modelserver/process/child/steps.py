@@ -205,14 +205,19 @@ class _Step:
 class _Batch:
     """The requests of a batch, or of a part of it, and their tensors so far."""
 
-    __slots__ = ("_first", "emit", "instance", "stack", "tensors")
+    __slots__ = ("_emit", "_whole", "answered", "instance", "stack", "tensors")
 
-    def __init__(self, stack: Stack, tensors: Tensors, instance: int, emit: Emit, first: int = 0) -> None:
+    def __init__(
+        self, stack: Stack, tensors: Tensors, instance: int, emit: Emit, whole: "_Batch | None" = None
+    ) -> None:
+        """`whole`: of which it is a part."""
         self.stack = stack
         self.tensors = tensors
         self.instance = instance
-        self.emit = emit
-        self._first = first
+        self.answered = 0
+        """The first requests, which have been answered."""
+        self._emit = emit
+        self._whole = whole
 
     def part(self, start: int, end: int) -> "_Batch":
         """The requests from index `start` to before `end`."""
@@ -220,11 +225,15 @@ class _Batch:
         first = sum(sizes[:start])
         rows = slice(first, first + sum(sizes[start:end]))
         tensors = {name: array[rows] for name, array in self.tensors.items()}
-        return _Batch(self.stack.part(start, end), tensors, self.instance, self.emit, self._first + start)
+        return _Batch(self.stack.part(start, end), tensors, self.instance, self._emit, self)
 
     def answer(self, responses: Sequence[Response]) -> None:
-        """Answer the last requests; those before them have been answered."""
-        self.emit(self._first + len(self.stack) - len(responses), responses, True)
+        """Answer the first requests that are not answered."""
+        if self._whole is None:
+            self._emit(self.answered, responses, True)
+        else:
+            self._whole.answer(responses)
+        self.answered += len(responses)
 
 
 class _Early:
@@ -245,7 +254,7 @@ class _Early:
         try:
             responses = self._steps.onward(part, self._plan, made)
         except RuntimeError as error:  # a later step has failed: that is not the business of the one that runs
-            responses = [Response(error=str(error))] * len(made)
+            responses = [Response(error=str(error))] * (len(made) - part.answered)
         part.answer(responses)
 
 
