@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable, Coroutine
 from math import inf
 from time import monotonic
@@ -32,6 +33,30 @@ def test_alarm_fires_once_at_the_earliest_time(run: Run) -> None:
         assert rang[0] >= at
         heard.clear()
         alarm.set(monotonic() - 1)  # it may be set again, and a time that is over is now
+        await heard.wait()
+        alarm.close()
+
+    run(rings())
+
+
+@LOOPS
+def test_alarm_fires_without_a_descriptor_for_it(run: Run) -> None:
+    async def rings() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        heard = asyncio.Event()
+        alarm, closed = Alarm(heard.set), Alarm(heard.clear)
+        at = monotonic() + 0.003
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            alarm.set(at)
+            closed.set(at)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        closed.close()
+        await heard.wait()
+        assert monotonic() >= at
+        heard.clear()
+        alarm.set(monotonic())
         await heard.wait()
         alarm.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from math import inf
-from time import CLOCK_MONOTONIC
+from time import CLOCK_MONOTONIC, monotonic
 from typing import Final
 
 ABSOLUTE: Final = 1
@@ -36,7 +36,11 @@ class Alarm:
         if at >= self._at or self._closed:
             return
         if self._fd < 0:
-            self._fd = _checked(_libc().timerfd_create(CLOCK_MONOTONIC, FLAGS))
+            try:
+                self._fd = _checked(_libc().timerfd_create(CLOCK_MONOTONIC, FLAGS))
+            except OSError:  # out of descriptors: in whole milliseconds then
+                self._loop.call_later(max(0.0, at - monotonic()) + 1e-3, self._rang_late)
+                return
             self._loop.add_reader(self._fd, self._rang)
         self._at = at
         seconds = int(at)
@@ -50,6 +54,10 @@ class Alarm:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
+
+    def _rang_late(self) -> None:
+        if not self._closed:
+            self._ring()
 
     def _rang(self) -> None:
         with suppress(BlockingIOError):

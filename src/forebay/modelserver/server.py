@@ -1,6 +1,7 @@
 """The model server behind its fronts: implements `ports.Models` on real repositories and processes."""
 
 import asyncio
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, monotonic_ns
@@ -254,6 +255,8 @@ class ModelServer:
                     await models.poll()
                 except (OSError, BadModel) as error:  # the repository may be back, or in order, next time
                     self._log.error("repository cannot be read", reason=str(error), after_s=monotonic() - began)
+                except Exception:  # supervisor: a poll that fails must not end what is served
+                    self._log.error("repository could not be polled", trace=traceback.format_exc())
 
 
 class _InternalAccess:

@@ -1,16 +1,20 @@
-"""Ends processes that a model has started and that have left its process group.
+"""Ends processes that a model has started and that have left its process group, and removes files of a killed server.
 
 A process in a session of its own (`start_new_session=True`) cannot be found through its parent once the model's
 process is gone. It keeps its initial environment, though, and a mark in that. If the server itself is killed, another
-process does it, which the server has started for this: `python -m forebay.modelserver.strays MARK`.
+process does it, which the server has started for this: `python -m forebay.modelserver.strays MARK`. That one also
+removes the folders of models that clients have sent, which may be as large as models are.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
@@ -20,6 +24,7 @@ ROUNDS_MAX: Final = 50
 ROUND_S: Final = 0.01
 _OURS: Final = token_hex(16)
 """The beginning of all marks of this server."""
+_FOLDER: Final = "forebay-model-{}-"
 
 
 class Guard:
@@ -43,6 +48,11 @@ class Guard:
 def new_mark() -> str:
     """A new value of `VARIABLE` for one process."""
     return f"{_OURS}.{token_hex(8)}"
+
+
+def new_folder() -> "tempfile.TemporaryDirectory[str]":
+    """For files of a model; it is removed when the server ends, however that comes. Raises OSError."""
+    return tempfile.TemporaryDirectory(prefix=_FOLDER.format(_OURS), ignore_cleanup_errors=True)
 
 
 def end_strays(mark: str) -> int:
@@ -81,11 +91,13 @@ def _has(pid: int, entry: bytes) -> bool:
 
 
 def main() -> None:
-    """Wait until the server is gone, then kill what its models have started."""
+    """Wait until the server is gone, then kill what its models have started, and remove their folders."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may be meant for all processes of a service
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     end_strays(sys.argv[1])
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER.format(sys.argv[1])}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

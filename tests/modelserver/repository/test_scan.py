@@ -175,6 +175,16 @@ def test_bare_file_behind_a_bad_link_is_reported_by_its_model_name(target: str, 
     assert not models["good"].problems
 
 
+def test_links_in_a_loop_affect_only_their_model(tmp_path: Path) -> None:
+    (tmp_path / "good.onnx").touch()
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+
+    models = found(tmp_path)
+
+    assert "cannot be read" in models["loop"].problems[0]
+    assert not models["good"].problems
+
+
 @pytest.mark.parametrize("where", ["m/1/link", "m"])
 def test_dangling_symlink_affects_only_its_model(tmp_path: Path, where: str) -> None:
     root = model(tmp_path, "", name="good")

@@ -23,6 +23,7 @@ from forebay.modelserver.process.values import Execute, GaveUp, Listener, OnCall
 from forebay.modelserver.waiting import in_group
 
 STOPPED = "it has been stopped"
+GIVEN_UP = "the change of its instances has been given up"
 
 
 class ModelProcess:
@@ -66,6 +67,7 @@ class ModelProcess:
         """Restarts counted by supervisors that have ended."""
         self._over = False
         """No child is to run any more."""
+        self._given_up = False
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -102,6 +104,11 @@ class ModelProcess:
         self._over = True
         for supervisor in self._supervisors:
             supervisor.stop()
+        self._tell()
+
+    def give_up(self) -> None:
+        """Abort a change of the instances that waits for new ones."""
+        self._given_up = True
         self._tell()
 
     @property
@@ -177,11 +184,22 @@ class ModelProcess:
             loaded = self._loaded
             if loaded is None:
                 raise GaveUp(self._failed or STOPPED)
-            planned = [self._supervisor_for(index, placement, loaded) for index, placement in enumerate(placements)]
+            self._given_up = False
+            planned: list[Supervisor] = []
+            failed = ""
+            try:
+                for index, placement in enumerate(placements):
+                    planned.append(self._supervisor_for(index, placement, loaded))
+            except OSError as error:
+                failed = f"no channel for an instance: {error}"
             await self._until(
-                lambda: all(self._settled(supervisor, index) for index, supervisor in enumerate(planned))
+                lambda: (
+                    bool(failed or self._given_up)
+                    or all(self._settled(supervisor, index) for index, supervisor in enumerate(planned))
+                )
             )
-            failed = next((self._failures[supervisor] for supervisor in planned if supervisor in self._failures), "")
+            failed = failed or (GIVEN_UP if self._given_up else "")
+            failed = failed or next((self._failures[each] for each in planned if each in self._failures), "")
             if warm_up is not None and not failed and not self._over:
                 failed = await self._warmed(planned, warm_up)
             before, after = (planned, self._by_instance) if failed or self._over else (self._by_instance, planned)

@@ -147,10 +147,10 @@ class Supervisor:
         self._wake.set()
 
     def open(self, instance: int) -> None:
-        """Add an instance to this child."""
-        self.instances.add(instance)
+        """Add an instance to this child. Raises `OSError`."""
         if not self.reason:
             self._open(instance)
+        self.instances.add(instance)
 
     async def drop(self, instance: int) -> None:
         """Remove an instance once its batches have finished."""
@@ -265,8 +265,11 @@ class Supervisor:
                 self.loaded = loaded
                 self.reason = ""
                 self._ready_at = asyncio.get_running_loop().time()
-                for instance in sorted(self.instances):
-                    self._open(instance)
+                try:
+                    for instance in sorted(self.instances):
+                        self._open(instance)
+                except OSError as error:
+                    self._lost(self._life, f"no channel for an instance: {error}")
                 self._wake.set()
                 self._on_change()
             case Broken(text):

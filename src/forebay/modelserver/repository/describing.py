@@ -23,6 +23,7 @@ from forebay.modelserver.repository.values import (
     Found,
     Rules,
 )
+from forebay.modelserver.strays import new_folder
 
 FILE_PREFIX: Final = "file:"
 FILES_MAX: Final = 10_000
@@ -194,7 +195,7 @@ def _written(name: str, files: Mapping[str, bytes]) -> "tuple[Found, tempfile.Te
     if problems:
         raise BadModel(name, problems)
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="forebay-model-")
+        temporary = new_folder()
     except OSError as error:
         raise BadModel(name, [f"there is no folder for its files: {error.strerror}"]) from None
     folder = Path(temporary.name)

@@ -80,14 +80,17 @@ def _repository(folder: Path, linked: Sequence[Path]) -> Iterator[Found]:
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:
     """Whether it is a file, or a link that leads nowhere: its model is missing."""
-    return entry.is_file() or not os.path.exists(entry)
+    try:
+        return entry.is_file() or not os.path.exists(entry)
+    except OSError:  # links in a loop, or into a forbidden folder
+        return True
 
 
 def _looks_like_model(entry: "os.DirEntry[str]") -> bool:
+    if not os.path.isdir(entry):  # nor a link in a loop
+        return False
     try:
-        return entry.is_dir() and any(
-            name == CONFIG_FILE or version_of(name) is not None for name in os.listdir(entry)
-        )
+        return any(name == CONFIG_FILE or version_of(name) is not None for name in os.listdir(entry))
     except OSError:
         return True
 

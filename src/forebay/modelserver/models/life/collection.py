@@ -198,7 +198,7 @@ class Collection:
     async def poll(self) -> None:
         """Reconcile the served models with the repositories."""
         await self._scan()
-        before, self._polled = self._polled, self._found
+        before, seen = self._polled, self._found
         gone = [name for name in self._models if name not in self._found]
         hidden = [name for name in gone if name in before and _is_file_still(before[name])]
         if hidden:
@@ -217,6 +217,7 @@ class Collection:
             if name not in before or before[name].stamp != found.stamp
         }
         await self._load(changed)
+        self._polled = seen  # not if it has failed unexpectedly: the next poll tries again
 
     def give_up(self, *, drained: bool = False) -> None:
         """Abort all loads in progress and reject new ones: the server is stopping. `drained`: running requests have

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from forebay.core.serving.ensemble import abreast
@@ -40,6 +41,8 @@ class Model:
         """The description that is being served."""
         self.aborts = 0
         """How often loads were aborted; those that wait for `lock` then are aborted too."""
+        self._adopting: Sequence[Version] = ()
+        """Kept versions that are given another number of instances."""
         self._fresh: Sequence[Version] = ()
         """Versions that are being loaded."""
         self._stamps: dict[int, str] = {}
@@ -112,9 +115,11 @@ class Model:
             there = self._versions.get(version.number)
             if there is None or there.state is State.UNAVAILABLE:
                 self._versions[version.number] = version
-        for kept_one in kept.values():
-            await kept_one.adopt(described)
         await self._start(fresh)
+        failed = await self._adopt(list(kept.values()), described)
+        if failed is not None:
+            await self._retire([version for version in fresh if version.state is State.READY])
+            raise failed
         old = [version for version in self.ready if version not in fresh and version.number not in kept]
         for version in fresh:
             self._versions[version.number] = version
@@ -170,10 +175,15 @@ class Model:
         self.explicit, self.stamp, self.described = kept
 
     def give_up(self) -> None:
-        """Abort the load in progress and those that wait for it."""
+        """Abort the load in progress, or the change of instances, and the loads that wait for it."""
         self.aborts += 1
         for version in self._fresh:
             version.give_up()
+        for process in [version.process for version in self._adopting if version.process is not None]:
+            if self._context.drained:
+                process.stop()  # it may wait for the batches of an instance that is removed
+            else:
+                process.give_up()
 
     def dismiss(self, number: int = LATEST) -> None:
         """Clear the failure of all versions, or one, so that it does not affect server readiness."""
@@ -203,6 +213,25 @@ class Model:
                 raise error
         text = "".join(f"version {version.text} is at UNAVAILABLE state: {version.reason};" for version, _ in failed)
         raise Refused(Kind.INVALID_ARGUMENT, text)
+
+    async def _adopt(self, kept: Sequence[Version], described: Described) -> Refused | None:
+        """Let all of these versions adopt a configuration, or none; returns why not."""
+        before = [version.described for version in kept]
+        failed: Refused | None = None
+        self._adopting = kept
+        count = 0
+        for version in kept:
+            try:
+                await version.adopt(described)
+            except Refused as refused:
+                failed = refused
+                break
+            count += 1
+        self._adopting = ()
+        for version, old in zip(kept[:count], before, strict=False) if failed is not None else ():
+            with suppress(Refused):
+                await version.adopt(old)
+        return failed
 
     async def _retire(self, versions: Iterable[Version], reason: str = UNLOADED) -> None:
         """Unload versions; used for those that are replaced, too."""

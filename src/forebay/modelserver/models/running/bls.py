@@ -6,18 +6,20 @@ batch counts as hung (`hang_s`) and its process is replaced. Pending calls of a 
 for whatever reason: else they would run on and hang the next one too.
 """
 
+import traceback
+
 from forebay.core.serving.ensemble import LATEST
-from forebay.core.serving.errors import Refused
+from forebay.core.serving.errors import Kind, Refused
 from forebay.core.serving.values import InferRequest, InferResponse, Parameter
 from forebay.engines.tensor.protocol import Act
-from forebay.modelserver.models.context import ModelAccess, ServerContext
+from forebay.modelserver.models.context import ServerContext
 from forebay.modelserver.process.values import Answer, Call
 
 
 def nested(context: ServerContext, call: Call) -> None:
     """Run a model's call to another model, or to load or unload one; responses and errors go back to the caller."""
     if call.act is not Act.INFER:
-        context.tasks.create_task(_administer(context.models, call))
+        context.tasks.create_task(_administer(context, call))
         return
     work = call.work
     request = InferRequest(
@@ -50,8 +52,9 @@ def nested(context: ServerContext, call: Call) -> None:
         call.respond(Answer(error=Refused(refused.kind, text)), True)
 
 
-async def _administer(models: ModelAccess, call: Call) -> None:
+async def _administer(context: ServerContext, call: Call) -> None:
     """Load or unload a model on behalf of another one, or report whether it is ready."""
+    models = context.models
     name, parameters = call.model, call.work.parameters
     state: dict[str, Parameter] = {}
     try:
@@ -65,6 +68,9 @@ async def _administer(models: ModelAccess, call: Call) -> None:
             state[Act.READY] = models.lookup(name, call.version) is not None
     except Refused as refused:
         answer = Answer(error=refused)
+    except Exception:  # supervisor: a bug costs one call, not the server
+        context.log.error("call of a model failed", model=name, trace=traceback.format_exc())
+        answer = Answer(error=Refused(Kind.INTERNAL, "internal error"))
     else:
         answer = Answer(parameters=state)
     call.respond(answer, True)
