@@ -83,7 +83,7 @@ def test_plan_from_options(wish: ServerOptions) -> None:
         ({"backend_config": ["default-max-batch-size=x"]}, "--backend-config: found 'x'; expected a whole number"),
         ({"backend_config": [",x=y"]}, "--backend-config: found ',x=y'; expected BACKEND,NAME=VALUE, or NAME=VALUE"),
         ({"backend_config": ["python,x"]}, "--backend-config: found 'python,x'; expected BACKEND,NAME=VALUE"),
-        ({"trace_config": ["level=LOUD"]}, "--trace-config: found 'level=LOUD'"),
+        ({"trace_config": ["level=LOUD"]}, "--trace-config: found 'level=LOUD'; known levels are TIMESTAMPS, "),
         ({"trace_config": ["opentelemetry,url=x"]}, "--trace-config: found 'opentelemetry,url=x'"),
         ({"trace_config": ["level=TENSORS"]}, "--trace-config: trace file name is not given"),
         ({"metrics_config": ["colour=red"]}, "--metrics-config: found 'colour=red'"),

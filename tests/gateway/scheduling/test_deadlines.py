@@ -162,7 +162,7 @@ def test_a_late_request_is_rejected_once_although_another_follows_on_its_connect
         spec = RecordsSpec(str(tmp_path / "records"))
         base = replace(ROUTES, queue_max=0)
         async with cluster(tmp_path, worker, base=base, records=spec) as front, peer(front.port) as client:
-            fields = (b"x-forebay-deadline-ms: 200", b"x-request-id: late")
+            fields = (b"x-forebay-deadline-ms: 1000", b"x-request-id: late")  # its attempt has to fail before that
             client.send(post(chat(stream=True), CHAT, *fields) + post(chat(), CHAT, b"x-request-id: next"))
             for status, code in ((504, "deadline_exceeded"), (429, "queue_full")):
                 answer = await client.answer()

@@ -55,6 +55,20 @@ def test_all_fields_of_a_request_are_counted(
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("field", ["int_contents", "int64_contents", "uint_contents", "uint64_contents"])
+def test_packed_integers_count_a_quarter(field: str) -> None:
+    asked = pb.ModelInferRequest()
+    getattr(asked.inputs.add().contents, field).extend([1, 200, 30_000, 4] * 10)  # of one to three bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walking, "WALKED_BYTES", 0)
+        patch.setattr(walking, "FIELDS_MAX", 3 + 10)
+        check_fields(asked.SerializeToString())
+        patch.setattr(walking, "FIELDS_MAX", 3 + 9)
+        with pytest.raises(BadMessage, match="send strings and integers as raw contents"):
+            check_fields(asked.SerializeToString())
+
+
+@pytest.mark.interpreted
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_walked_without_error(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -83,7 +83,7 @@ def letters(request: InferRequest) -> list[InferResponse | None]:
 
 
 def capitals(request: InferRequest) -> list[InferResponse | None]:
-    """The entities of a text are its words that begin with a capital."""
+    """The entities of a text are its words that begin with a capital; `Beyond` makes them too long."""
     rows = texts(request)
     found = [[word for word in row.split() if word[0].isupper()] for row in rows]
     width = max(map(len, found))
@@ -92,13 +92,15 @@ def capitals(request: InferRequest) -> list[InferResponse | None]:
     at = [[text.find(word) for word in row] for text, row in zip(rows, filled, strict=True)]
     starts = np.array(at, np.int32).reshape(shape)
     ends = starts + np.array([[len(word) for word in row] for row in filled], np.int32).reshape(shape)
+    ends += np.array([["Beyond" in row] for row in filled])
     labels = ["NAME" if word else "" for row in filled for word in row]
     return one_response(strings("LABEL", labels, shape), numbers("START", I32, starts), numbers("END", I32, ends))
 
 
 def picky(request: InferRequest) -> list[InferResponse | None]:
     """The text is the kind of error that it gets."""
-    return [InferResponse("m", "1", "", error=Refused(Kind[texts(request)[0]], "not this", 3))]
+    refused = Refused(Kind[texts(request)[0]], "[request id: <id_unknown>] not this", 3)
+    return [InferResponse("m", "1", "", error=refused)]
 
 
 def choosy(request: InferRequest) -> list[InferResponse | None]:

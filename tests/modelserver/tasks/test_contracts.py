@@ -125,7 +125,7 @@ def test_model_exception_is_logged_and_not_returned() -> None:
     with capture_logs() as lines:
         run(main())
     [line] = [line for line in lines if line.get("request_id") == ids[0]]
-    assert line["reason"] == "not this"
+    assert line["reason"] == "[request id: <id_unknown>] not this"
 
 
 def test_internal_error_has_the_request_id_in_response_and_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,16 @@ def test_unusable_model_is_an_error(model: str, status: int, code: str, param: s
     run(main())
 
 
+def test_error_does_not_repeat_all_of_a_long_name() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            answer = await it.ask("/v1/embeddings", {**THREE, "model": "x" * 100_000})
+            assert (answer.status, document(answer)["error"]["code"]) == (404, "model_not_found")
+            assert len(answer.body) < 5_000
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "code", "param"),
     [

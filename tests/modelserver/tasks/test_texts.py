@@ -115,6 +115,17 @@ def test_entities_have_character_offsets() -> None:
     run(main())
 
 
+def test_spans_outside_their_text_are_a_violation() -> None:
+    async def main() -> None:
+        async with rig() as it:
+            assert (await it.ask("/v1/classify", {"model": "capitals", "input": "Beyond all"})).status == 200
+            answer = await it.ask("/v1/classify", {"model": "capitals", "input": ["Anna", "go Beyond"]})
+            assert answer.status == 500
+            assert "'START' and 'END' of a label are not within its text" in document(answer)["error"]["message"]
+
+    run(main())
+
+
 def test_non_batching_model_gets_single_rows_without_batch_dimension() -> None:
     async def main() -> None:
         async with rig() as it:

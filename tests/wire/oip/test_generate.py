@@ -64,6 +64,12 @@ def test_an_input_given_twice_is_rejected() -> None:
         read(config(Datatype.INT8, 1), fields)
 
 
+def test_too_many_parameters_are_rejected() -> None:
+    fields = {"x": 3, "parameters": {str(n): n for n in range(5_000)}, **{f"p{n}": n for n in range(5_000)}}
+    with pytest.raises(Refused, match="at most 10000 inputs and parameters"):
+        read(config(Datatype.INT8, 1), fields)
+
+
 def test_response_fields_are_sorted_by_name() -> None:
     outputs = (
         Tensor("text", Datatype.BYTES, (1, 1), b"\2\0\0\0hi"),

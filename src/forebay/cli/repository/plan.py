@@ -216,6 +216,8 @@ def tracing(pairs: Sequence[str]) -> Tracing:
         match name:
             case "level" if value in (TIMESTAMPS, TENSORS, OFF):
                 levels = [] if value == OFF else [*levels, value]
+            case "level":
+                raise _wrong("--trace-config", pair, f"known levels are {TIMESTAMPS}, {TENSORS} and {OFF}")
             case "rate":
                 rate = _read("--trace-config", _natural, value)
             case "count":

@@ -9,12 +9,18 @@ from forebay.wire.http2.grpc import INVALID_ARGUMENT, BadMessage
 WALKED_BYTES: Final = 1 << 20
 """Smaller messages are parsed unchecked: that takes milliseconds, whatever they contain."""
 FIELDS_MAX: Final = 250_000
-"""For larger messages: inputs with their shapes and parameters, outputs, raw contents, and single strings."""
+"""For larger messages: inputs with their shapes and parameters, outputs, raw contents, and single strings; packed
+integers, which are read one by one, are a quarter of a field each.
+"""
 _WITHIN: Final = (0x2A, 0x32)
 """Length-delimited fields 5 and 6: inputs and outputs of a request, and contents of an input. No other repeated field
 is nested deeper.
 """
 _DEPTH_MAX: Final = 2
+_INTEGERS: Final = (0x12, 0x1A, 0x22, 0x2A)
+"""Length-delimited fields 2 to 5 of the contents of an input."""
+_NOT_LAST: Final = bytes(range(128, 256))
+"""Bytes of a varint, but for its last one."""
 SPLIT_BYTES_MIN: Final = 1 << 15
 """The contents of smaller messages cost less to copy than to find."""
 _RAW: Final = 0x3A
@@ -27,7 +33,7 @@ _TOP_MAX: Final = 1024
 def check_fields(message: bytes | memoryview) -> None:
     """Raises `BadMessage` if a message has too many fields. An invalid message is left to the parser."""
     if len(message) > WALKED_BYTES and _walk(message, 0, len(message), 0, FIELDS_MAX) < 0:
-        text = f"the message has more than {FIELDS_MAX} fields: send strings as raw contents"
+        text = f"the message has more than {FIELDS_MAX} fields: send strings and integers as raw contents"
         raise BadMessage(INVALID_ARGUMENT, text)
 
 
@@ -104,7 +110,9 @@ def _walk(data: bytes | memoryview, at: int, end: int, depth: int, left: int) ->
         kind = key & 7
         if kind == 2:
             size, at = _varint(data, at, end)
-            if key in _WITHIN and depth < _DEPTH_MAX:
+            if depth == _DEPTH_MAX and key in _INTEGERS:
+                left -= len(bytes(data[at : min(at + size, end)]).translate(None, _NOT_LAST)) // 4
+            elif key in _WITHIN and depth < _DEPTH_MAX:
                 left = _walk(data, at, min(at + size, end), depth + 1, left)
             at += size
         elif kind == 0:

@@ -6,8 +6,6 @@ rows padded with empty labels; optionally `SCORE` (FP32), the confidence. Models
 like the aggregated ones of Hugging Face's pipelines.
 """
 
-import binascii
-from base64 import b64decode
 from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
@@ -16,8 +14,9 @@ import msgspec
 
 from forebay.core.errors import Code, Refusal
 from forebay.core.serving.values import Tensor
-from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
+from forebay.modelserver.tasks.contract import Answer, ContractViolation, Job, Results, Task
 from forebay.modelserver.tasks.tensors import as_array, as_texts, strings
+from forebay.wire.forms.base64_text import data_of
 from forebay.wire.openai_fields import (
     Reader,
     decode,
@@ -79,8 +78,8 @@ def _one_or_several(reader: Reader, kind: str) -> Reader:
 
 def _base64(value: Any, path: str) -> bytes:
     try:
-        return b64decode(_TEXT(value, path), validate=True)
-    except (binascii.Error, ValueError):
+        return data_of(_TEXT(value, path))
+    except ValueError:
         invalid(path, "base64", value)
 
 
@@ -108,6 +107,8 @@ def _answer(results: Results, texts: list[str], labels_max: int) -> Answer:
     for i, found in enumerate(_rows(results)):
         kept = found[:labels_max]
         if spans:
+            if any(not 0 <= each["start"] <= each["end"] <= len(texts[i]) for each in kept):
+                raise ContractViolation(f"'{START}' and '{END}' of a label are not within its text")
             kept = [
                 {"entity_group": each.pop("label"), "word": texts[i][each["start"] : each["end"]], **each}
                 for each in kept

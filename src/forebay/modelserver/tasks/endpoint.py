@@ -27,7 +27,7 @@ from forebay.modelserver.tasks.response_stream import ResponseStream
 from forebay.net.exchange import Exchange
 from forebay.net.replica_protocol import DEADLINE, USAGE
 from forebay.wire import http1
-from forebay.wire.apis.request_fields import CODING, coded
+from forebay.wire.apis.request_fields import CODING, coded, compressed
 from forebay.wire.forms.multipart import is_form
 from forebay.wire.oip.fields import CROWDED, too_many_values
 
@@ -71,7 +71,10 @@ class TaskFront:
             deadline = deadline_of(exchange)
         except Refused as refused:
             raise Refusal(Code.INVALID_REQUEST, refused.text, DEADLINE.decode()) from None
-        if not (task.forms and is_form(kind)) and too_many_values(exchange.body):
+        if task.forms and is_form(kind):
+            if (refusal := compressed(exchange.header(CODING))) is not None:
+                raise refusal
+        elif too_many_values(exchange.body):
             raise Refusal(Code.INVALID_REQUEST, f"The body is too much at once: {CROWDED}.")
         self._run(exchange, task, task.read(exchange.body, kind), deadline)
 

@@ -22,6 +22,8 @@ _CODES: Final = {
     Kind.UNKNOWN: Code.INTERNAL,
 }
 """All other kinds are client errors."""
+TEXT_CHARS_MAX: Final = 4000
+"""Of an error: it may repeat what the client has sent."""
 _NAMED: Final = re.compile(r"([a-z_]+(?:\[\])?)(?:\[([0-9]{1,6})\])?: ")
 _INSIDE: Final = re.compile(r"(?:\[request id: [^]]*\] )?(?:in ensemble '[^']*', (?:step of model '[^']*': )?)*")
 """The protocol's prefixes of a model's own text: request id, ensemble and step."""
@@ -41,9 +43,9 @@ class Failure(Refusal):
 class Crowded(Refusal):
     """There is no capacity for a request now; clients may retry after `retry_after_s`."""
 
-    def __init__(self, code: Code, refused: Refused) -> None:
-        super().__init__(code, refused.text)
-        self.retry_after_s = refused.retry_after_s
+    def __init__(self, code: Code, text: str, retry_after_s: int) -> None:
+        super().__init__(code, text)
+        self.retry_after_s = retry_after_s
 
 
 def failed(model: str, reason: str) -> Failure:
@@ -65,9 +67,9 @@ def translated(refused: Refused, param: str, model: str, rows: range | None = No
     code = _CODES.get(refused.kind, Code.INVALID_REQUEST)
     if code is Code.INTERNAL:
         return failed(model, refused.text)
-    text = _INSIDE.sub("", refused.text, count=1)
+    text = _INSIDE.sub("", refused.text[:TEXT_CHARS_MAX], count=1)
     if refused.retry_after_s and code in (Code.OVERLOADED, Code.DEADLINE_EXCEEDED):
-        return Crowded(code, refused)
+        return Crowded(code, text, refused.retry_after_s)
     if code is Code.MODEL_NOT_FOUND:
         return Refusal(code, text, param)
     if code is not Code.INVALID_REQUEST:

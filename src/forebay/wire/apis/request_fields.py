@@ -85,8 +85,13 @@ def request_fields(body: bytes) -> RequestFields:
 
 def coded(refusal: Refusal, coding: bytes | None) -> Refusal:
     """Explains a body that is not JSON because it is compressed; other refusals are returned as they are."""
-    if refusal.code is not Code.INVALID_JSON or coding is None or coding.strip().lower() in AS_IT_IS:
-        return refusal
+    return refusal if refusal.code is not Code.INVALID_JSON else compressed(coding) or refusal
+
+
+def compressed(coding: bytes | None) -> Refusal | None:
+    """The error for a body that is compressed, by its header `content-encoding`; None: it is not."""
+    if coding is None or coding.strip().lower() in AS_IT_IS:
+        return None
     name, shown = CODING.decode(), coding[:CODING_CHARS_MAX].decode("latin-1")
     text = f"The body is compressed (`{name}: {shown}`); send it uncompressed, without that header."
     return Refusal(Code.UNSUPPORTED_ENCODING, text, name)

@@ -1,16 +1,14 @@
 """Bodies of requests that change the server: model repository and shared memory regions."""
 
-import binascii
 from typing import Any, Final
 
 from forebay.core.serving.errors import Refused
+from forebay.wire.forms.base64_text import data_of
 from forebay.wire.oip.fields import boolean, document, invalid, load, string, unsigned
 from forebay.wire.oip.ports import MemoryKind, Region
 
 CUDA_HANDLE_BYTES: Final = 64
 """The size of a cudaIpcMemHandle_t."""
-_BREAKS: Final = b" \t\r\n"
-"""Whitespace allowed within base64; other characters outside its alphabet are rejected."""
 CONFIG: Final = "config"
 FILE: Final = "file:"
 VERSION: Final = "version"
@@ -93,8 +91,8 @@ def _version(value: Any) -> str:
 def _base64(value: Any, name: str) -> bytes:
     text = string(value, f"Unable to parse '{name}'")
     try:
-        return binascii.a2b_base64(text.encode("ascii").translate(None, _BREAKS), strict_mode=True)
-    except (binascii.Error, UnicodeEncodeError):
+        return data_of(text)
+    except ValueError:
         raise _not_base64(name) from None
 
 

@@ -11,6 +11,7 @@ from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorS
 from forebay.core.serving.values import InferRequest, InferResponse, Tensor
 from forebay.wire.oip import tensors
 from forebay.wire.oip.fields import NOT_OBJECT, document, invalid, parameter, string
+from forebay.wire.oip.infer_request import NAMES_MAX
 
 PARAMETERS: Final = "parameters"
 """The field that holds further parameters."""
@@ -36,6 +37,8 @@ def read_generate(config: ModelConfig, version: str, body: bytes, *, tensor_byte
             if config.input(name) is not None:
                 raise invalid(f"Converting keyword: '{PARAMETERS}': input '{name}' already exists in request")
         fields = {**nested, **fields}
+    if len(fields) > NAMES_MAX:
+        raise invalid(f"a request may have at most {NAMES_MAX} inputs and parameters")
     inputs: list[Tensor] = []
     taken = 0
     for name, value in fields.items():

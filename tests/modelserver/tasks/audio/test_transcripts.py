@@ -157,6 +157,29 @@ def test_silence_is_an_empty_transcript() -> None:
 
 
 @pytest.mark.parametrize(
+    ("details", "says"),
+    [
+        ((b"no JSON", b"{}"), "are not a JSON object"),
+        ((b"[]", b"{}"), "are not a JSON object"),
+        ((b"\xff", b"{}"), "are not a JSON object"),
+        ((b'{"words": 5}', b"{}"), "'words' are not a list"),
+        ((b'{"words": [5]}', b"{}"), "'words' are not a list"),
+        ((b"{}",), "2 'TEXT', 2 'TIMES' and 1 'DETAILS'"),
+    ],
+)
+def test_model_that_violates_its_contract_is_named(details: tuple[bytes, ...], says: str) -> None:
+    def wrong(_: InferRequest) -> list[InferResponse | None]:
+        return [response(TEXT=texts("a", "b"), DETAILS=texts(*details))]
+
+    answer, _ = ask({"response_format": "verbose_json"}, model=wrong)
+
+    assert answer.status_code == 500
+    message = answer.json()["error"]["message"]
+    assert message.startswith("The model 'm' violates the contract of its task: it gave ")
+    assert says in message
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": "xml"}, "response_format"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -156,7 +157,8 @@ def coded(data: bytes) -> str:
 def test_image_is_accepted_as_base64_data_url_or_file() -> None:
     async def main() -> None:
         async with gallery("classifications") as (shelf, ask):
-            for image in (coded(b"picture"), "data:image/png;base64," + coded(b"picture")):
+            wrapped = coded(b"picture")[:5] + "\r\n" + coded(b"picture")[5:] + "\n"
+            for image in (coded(b"picture"), "data:image/png;base64," + coded(b"picture"), wrapped):
                 answer = await ask(json={"model": "m", "image": image, "top_k": 1})
                 assert answer.status_code == 200
             form = {"model": "m", "top_k": "1"}
@@ -165,7 +167,7 @@ def test_image_is_accepted_as_base64_data_url_or_file() -> None:
                 answer.json()
                 == (await ask(data={**form, "image": coded(b"picture")}, files={"user": (None, "me")})).json()
             )
-            assert shelf.seen == [[b"picture"]] * 4
+            assert shelf.seen == [[b"picture"]] * 5
             assert len(answer.json()["data"][0]["labels"]) == 1
 
     run(main())
@@ -201,6 +203,21 @@ def test_detections_respect_threshold_and_max_objects() -> None:
             first = answer["data"][0]
             assert first["objects"][0]["box"] == {"xmin": 1, "ymin": 2, "xmax": 3.46, "ymax": 4}
             assert (first["width"], first["height"]) == (2, 7)
+
+    run(main())
+
+
+def test_image_in_a_form_comes_once_and_not_compressed() -> None:
+    async def main() -> None:
+        async with gallery("classifications") as (shelf, ask):
+            files = {"image": ("a.png", b"picture")}
+            answer = await ask(data={"model": "m", "image": coded(b"picture")}, files=files)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
+            assert "given several times" in answer.json()["error"]["message"]
+            headers = {"content-type": "multipart/form-data; boundary=b", "content-encoding": "gzip"}
+            answer = await ask(content=gzip.compress(b"--b--"), headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+            assert not shelf.seen
 
     run(main())
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ PLAIN: Final = b"text/plain; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_words = partial(msgspec.convert, type=list[dict[str, Any]])
 
 
 class Segment(NamedTuple):
@@ -62,8 +64,21 @@ def segments_of(response: InferResponse) -> list[Segment]:
     if TIMES in found:
         times = [(round(start, 3), round(end, 3)) for start, end in as_array(found[TIMES]).reshape(-1, 2).tolist()]
     if DETAILS in found:
-        details = [_decode(each) for each in as_bytes(found[DETAILS])]
+        details = [_details(each) for each in as_bytes(found[DETAILS])]
+    if not len(texts) == len(times) == len(details):
+        counts = f"{len(texts)} '{TEXT}', {len(times)} '{TIMES}' and {len(details)} '{DETAILS}'"
+        raise ContractViolation(f"it gave {counts}; every segment has one of each")
     return [Segment(text, *span, more) for text, span, more in zip(texts, times, details, strict=True)]
+
+
+def _details(document: bytes) -> dict[str, Any]:
+    try:
+        found = _decode(document)
+        _words(found.get("words", []))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = f"it gave '{DETAILS}' that are not a JSON object, or whose 'words' are not a list of objects"
+        raise ContractViolation(text) from None
+    return found
 
 
 def transcript_of(responses: Sequence[InferResponse]) -> Transcript:

@@ -5,8 +5,6 @@ the file `image`. Models get the files unchanged (`IMAGE`, BYTES, one per row): 
 process, so that a malicious file cannot hurt anyone but its sender.
 """
 
-import binascii
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -20,6 +18,7 @@ from forebay.core.serving.values import Tensor
 from forebay.engines.tensor.protocol import Array
 from forebay.modelserver.tasks.contract import Answer, Job, Results, Task
 from forebay.modelserver.tasks.tensors import as_array, as_bytes, as_texts, strings
+from forebay.wire.forms.base64_text import data_of
 from forebay.wire.forms.multipart import Form, is_form, read_form
 from forebay.wire.openai_fields import (
     Reader,
@@ -120,8 +119,8 @@ def _image(value: Any, path: str) -> bytes:
         if not kind.endswith(_BASE64):
             invalid(path, "a data URL in base64", value)
     try:
-        data = b64decode(given, validate=True)
-    except (binascii.Error, ValueError):
+        data = data_of(given)
+    except ValueError:
         invalid(path, "base64, or a data URL in base64", value)
     return data or invalid(path, "a picture", value)
 
@@ -137,6 +136,8 @@ def _form(form: Form) -> dict[str, Any]:
         if name != FIELD:
             text = f"Files other than '{FIELD}' are not taken; found '{name[:100]}'."
             raise Refusal(Code.INVALID_REQUEST, text, name[:100])
+        if FIELD in found:
+            raise Refusal(Code.INVALID_REQUEST, f"'{FIELD}' is given several times.", FIELD)
         found[FIELD] = file.data
     if FIELD not in found:
         missing(FIELD)
