@@ -66,6 +66,9 @@ def test_packed_integers_count_a_quarter(field: str) -> None:
         patch.setattr(walking, "FIELDS_MAX", 3 + 9)
         with pytest.raises(BadMessage, match="send strings and integers as raw contents"):
             check_fields(asked.SerializeToString())
+        getattr(asked.inputs[0].contents, field).extend([1] * 1000)
+        with pytest.raises(BadMessage):
+            check_fields(asked.SerializeToString())
 
 
 @pytest.mark.interpreted

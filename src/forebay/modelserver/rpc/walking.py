@@ -19,6 +19,7 @@ is nested deeper.
 _DEPTH_MAX: Final = 2
 _INTEGERS: Final = (0x12, 0x1A, 0x22, 0x2A)
 """Length-delimited fields 2 to 5 of the contents of an input."""
+_VARINT_BYTES_MAX: Final = 10
 _NOT_LAST: Final = bytes(range(128, 256))
 """Bytes of a varint, but for its last one."""
 SPLIT_BYTES_MIN: Final = 1 << 15
@@ -111,6 +112,8 @@ def _walk(data: bytes | memoryview, at: int, end: int, depth: int, left: int) ->
         if kind == 2:
             size, at = _varint(data, at, end)
             if depth == _DEPTH_MAX and key in _INTEGERS:
+                if size > 4 * _VARINT_BYTES_MAX * (left + 1):
+                    return -1
                 left -= len(bytes(data[at : min(at + size, end)]).translate(None, _NOT_LAST)) // 4
             elif key in _WITHIN and depth < _DEPTH_MAX:
                 left = _walk(data, at, min(at + size, end), depth + 1, left)
