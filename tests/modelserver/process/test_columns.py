@@ -32,7 +32,7 @@ def sent(responses: Sequence[Response | None]) -> tuple[Finished, list[Answer | 
     """What the server gets, and makes of it."""
     with channels() as (child, server):
         (replies, columns, sizes), parcel = outgoing.finished(child, responses, {})
-        child.send(*child.pack(Finished(1, replies, 0, 0, 0, 0, "", columns, sizes), parcel))
+        child.send(*child.pack(Finished(1, replies, 0, 0, 0, 0, columns, sizes), parcel))
         received = server.receive()
         message = received.message
         assert isinstance(message, Finished)

@@ -18,6 +18,7 @@ from forebay.modelserver.process.messages import (
     Finished,
     Open,
     Ping,
+    Result,
     TakeBack,
     ToServer,
 )
@@ -198,14 +199,14 @@ class Lane:
             self._control.send(TakeBack(self.number, leases))
 
 
-def _answers(message: Answered | Finished, received: Received[ToServer]) -> tuple[Answer | None, ...]:
+def _answers(message: Result, received: Received[ToServer]) -> tuple[Answer | None, ...]:
     """Raises `ChannelBroken`."""
     if message.sizes:
         return encoding.answers(message.columns, message.sizes, received.parts)
     return tuple([None if reply is None else encoding.answer(reply, received.parts) for reply in message.replies])
 
 
-def _done(message: Answered | Finished, answers: tuple[Answer | None, ...], failure: Refused | None = None) -> Done:
+def _done(message: Result, answers: tuple[Answer | None, ...], failure: Refused | None = None) -> Done:
     return Done(
         answers,
         message.compute_start_ns,

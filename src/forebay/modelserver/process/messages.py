@@ -164,8 +164,8 @@ class Measured(_Message, frozen=True):
     families: tuple[Family, ...]
 
 
-class Finished(_Message, frozen=True):
-    """A batch has finished; times as in `values.Done`."""
+class Result(_Message, frozen=True):
+    """What came of a batch, but for requests that were answered before; times as in `values.Done`."""
 
     batch: int
     replies: tuple[Reply | None, ...]
@@ -173,27 +173,21 @@ class Finished(_Message, frozen=True):
     compute_input_ns: int
     compute_infer_ns: int
     compute_output_ns: int
-    error: str = ""
     columns: tuple[Piece, ...] = ()
     sizes: tuple[int, ...] = ()
     """If given, `columns` replace `replies`: one piece per output, with so many rows for each request."""
+
+
+class Answered(Result, frozen=True):
+    """The first requests of a batch have ended, and it goes on."""
+
+
+class Finished(Result, frozen=True):
+    """A batch has finished."""
+
+    error: str = ""
     last: bool = False
     """The process exits after this batch."""
-
-
-class Answered(_Message, frozen=True):
-    """Answers to the first requests of a batch that had none, before it ends; fields as in `Finished`, whose replies
-    leave these requests out.
-    """
-
-    batch: int
-    replies: tuple[Reply | None, ...]
-    compute_start_ns: int
-    compute_input_ns: int
-    compute_infer_ns: int
-    compute_output_ns: int
-    columns: tuple[Piece, ...] = ()
-    sizes: tuple[int, ...] = ()
 
 
 class Emitted(_Message, frozen=True):

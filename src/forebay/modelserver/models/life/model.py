@@ -216,21 +216,21 @@ class Model:
 
     async def _adopt(self, kept: Sequence[Version], described: Described) -> Refused | None:
         """Let all of these versions adopt a configuration, or none; returns why not."""
-        before = [version.described for version in kept]
+        adopted: list[tuple[Version, Described]] = []
         failed: Refused | None = None
         self._adopting = kept
-        count = 0
-        for version in kept:
-            try:
+        try:
+            for version in kept:
+                before = version.described
                 await version.adopt(described)
-            except Refused as refused:
-                failed = refused
-                break
-            count += 1
+                adopted.append((version, before))
+        except Refused as refused:
+            failed = refused
         self._adopting = ()
-        for version, old in zip(kept[:count], before, strict=False) if failed is not None else ():
-            with suppress(Refused):
-                await version.adopt(old)
+        if failed is not None:
+            for version, before in adopted:
+                with suppress(Refused):
+                    await version.adopt(before)
         return failed
 
     async def _retire(self, versions: Iterable[Version], reason: str = UNLOADED) -> None:

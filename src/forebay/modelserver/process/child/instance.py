@@ -118,7 +118,7 @@ class Instance:
             responses
         ) = ()  # drops the last references to the inputs, usually: their leases are returned with this packet
         replies, columns, sizes = told
-        finished = Finished(batch.number, replies, *batch.times(output_ns), error, columns, sizes, last)
+        finished = Finished(batch.number, replies, *batch.times(output_ns), columns, sizes, error, last)
         self.channel.send(*self.channel.pack(finished, parcel))
         if last:
             _leave()
