@@ -17,6 +17,7 @@ Loads = Mapping[str, Mapping[str, float]]
 Duels = Mapping[str, Sequence[tuple[str, Loads, str, Loads]]]
 """Model → comparisons: ours and its figures, who it was compared with and that one's figures."""
 BARE: Final = "bare"
+BARE_HTTP: Final = "bare_http"
 BARE_TUNED: Final = "bare_tuned"
 BARE_WHOLE: Final = "bare_whole"
 BESIDE: Final = {

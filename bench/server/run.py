@@ -14,9 +14,8 @@ loop counts some thousands of requests, longer than the window where a model tak
 requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on
 the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a
 loop, of as many rows as are fastest (powers of two up to the model's most, tried before each round), `bare_tuned`
-with the settings of Forebay's model processes, `bare_whole` of the most rows. `socket` reads requests and writes
-answers of the right length, and does nothing in between: what is left for a server that costs nothing, and what the
-machine itself does to latency at 70 % load.
+with the settings of Forebay's model processes, `bare_whole` of the most rows. `bare_http` is the runtime
+behind sockets in C, without anything that makes a server: what is left for one that costs nothing over HTTP.
 
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
@@ -47,7 +46,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from goals import BARE, BARE_TUNED, BARE_WHOLE, BESIDE, Duels, Loads, judged, load_beside
+from goals import BARE, BARE_HTTP, BARE_TUNED, BARE_WHOLE, BESIDE, Duels, Loads, judged, load_beside
 from models import MODELS, Model, write
 from servers import PORTS, REPO, SERVERS, Ports, Server, install, version
 
@@ -270,7 +269,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
             with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
                 told((name, "closed", closed := _closed(rig, alone)))
                 told((name, "open", rig.measure(alone, _share(closed))))
-    for ours in dict.fromkeys(BESIDE.values()):
+    for ours in dict.fromkeys((BARE_HTTP, *BESIDE.values())):
         if ours in names:
             with _missing(ours, model), rig.serving(ours, model, PORTS[0]) as up:
                 yield from _beside_bare(up, rows, rig, told)

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 
 from models import BACKEND, DELAY_US, IN_PROCESS, Model
 
+from forebay.modelserver.process import placement
+
 REPO: Final = Path(__file__).parents[2]
 COMPILED: Final = Path(os.environ.get("BENCH_COMPILED") or REPO / "build/compiled")
 """Forebay as `make wheel` builds it: what production runs, as the peers are compiled too."""
@@ -174,8 +176,8 @@ def _tritonserver(repository: Path, ports: Ports) -> Start:
     )  # fmt: skip
 
 
-def _socket(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
-    """No server of models: what is left of the time when nothing is done with a request."""
+def _bare_http(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
+    """No server of models: the runtime, behind sockets in C."""
     place.mkdir()
     document, data = model.answer
     head = [
@@ -184,9 +186,12 @@ def _socket(model: Model, repository: Path, place: Path, ports: Ports) -> Start:
         f"inference-header-content-length: {len(document)}",
         f"content-length: {len(document) + len(data)}",
     ]
-    (place / "answer").write_bytes("".join(f"{line}\r\n" for line in [*head, ""]).encode() + document + data)
-    subprocess.run(["gcc", "-O2", "-o", str(place / "socket"), str(HERE / "socket.c")], check=True)
-    return Start([str(place / "socket"), str(ports.http), str(place / "answer")])
+    (place / "head").write_bytes("".join(f"{line}\r\n" for line in [*head, ""]).encode() + document)
+    compiler = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(place / "sockets.so"), str(HERE / "sockets.c")]
+    subprocess.run(compiler, check=True)
+    files = os.pathsep.join(str(repository / name / "1/model.onnx") for name in model.folders)
+    words = [place / "sockets.so", ports.http, files, model.input, len(model.row), model.max_batch, place / "head"]
+    return Start([sys.executable, str(HERE / "bare_http.py"), *map(str, words)], placement.DEFAULTS)
 
 
 def _environ(model: Model, repository: Path, ports: Ports) -> dict[str, str]:
@@ -233,7 +238,7 @@ def _mlserver(model: Model, repository: Path, place: Path, ports: Ports) -> Star
 
 
 SERVERS: Final[dict[str, Server]] = {
-    "socket": Server(_socket, _binary),
+    "bare_http": Server(_bare_http, _binary),
     "forebay": Server(_forebay, _binary),
     "forebay_grpc": Server(_forebay, _message, grpc=True),
     "forebay_json": Server(_forebay, _json),
@@ -280,7 +285,7 @@ def _install(peer: str) -> None:
 def version(name: str) -> str:
     """The version that was measured; empty: it is of this repository."""
     peer = name.partition("_")[0]
-    if peer == "socket":
+    if peer == "bare":
         return ""
     if peer == "triton":
         return f"2.51.0, {TRITON_RUNTIME}"

@@ -170,10 +170,11 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
             "bare_whole": {"closed": {"per_s": 150000.0, "rows": 32.0}},
             "forebay": ours,
             "triton_grpc": {},
-            "socket": {},
+            "bare_http": {},
         }
     }
     goals = [
+        goal("throughput, at least", "bare_http", "bare", 0.95, 0.3, False),
         goal("throughput, at least", "forebay", "bare", 0.95, 0.09, False),
         goal("throughput, at least", "forebay", "triton_grpc", 1.2, 1.45, True),
         goal("p99, at most", "forebay_grpc", "triton_grpc", 1.0, 1.04, False),
@@ -190,6 +191,7 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
     assert "| **forebay 0.1** | 15,738 | - | 128 | 11,000 | - | 5.84 | 88% |" in block
     assert "| triton-grpc 2.51.0 | - | - | - | - | - | - |" in block
     assert "| model | server | goal | bound | vs bare | vs triton-grpc | value |" in block
+    assert "| embed | bare-http | throughput, at least | 0.95x | **0.30x** |  |  |" in block
     assert "| embed | forebay | throughput, at least | 0.95x | **0.09x** |  |  |" in block
     assert "| embed | forebay | throughput, at least | 1.2x |  | 1.45x |  |" in block
     assert "| embed | forebay-grpc | p99, at most | 1x |  | **1.04x** |  |" in block
@@ -207,11 +209,12 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
 
 
 def test_missed_model_server_goal_is_shown_with_the_attainable_limit(tmp_path: Path) -> None:
-    def shown(of_bare: float | None = 0.45, **per_s: float) -> str:
-        figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in per_s.items()}}
+    def shown(of_bare: float | None = 0.45, with_sockets: float | None = None, **per_s: float) -> str:
+        figures = {"embed": {name: {"closed": {"per_s": value}} for name, value in {"bare": 100.0, **per_s}.items()}}
         goals = [
             {"model": "embed", "goal": goal, "ours": ours, "beside": beside, "bound": 1.2, "value": value, "met": met}
             for goal, ours, beside, value, met in (
+                ("throughput, at least", "bare_http", "bare", with_sockets, False),
                 ("throughput, at least", "forebay", "triton", 0.9, False),
                 ("throughput, at least", "forebay_grpc", "triton", 0.9, False),
                 ("throughput, at least", "forebay_json", "triton", 0.9, True),
@@ -225,30 +228,17 @@ def test_missed_model_server_goal_is_shown_with_the_attainable_limit(tmp_path: P
         write(tmp_path / "server/results.json", result)
         return page.benchmarks(tmp_path).partition("**Ceilings")[2]
 
-    runtime = shown(bare=100.0, triton=50.0)
-    assert "| embed | forebay | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in runtime
-    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in runtime
-    assert "| embed | forebay | bare | 1.20x | 1.00x |  | 0.45x | 45% |" in runtime
+    runtime = shown()
+    assert "| embed | forebay | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
+    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in runtime
+    assert "| embed | forebay | bare | 1.20x | 1.00x | 0.45x | 45% |" in runtime
     assert runtime.count("| embed |") == 3
-    with_sockets = shown(bare=100.0, socket=100.0, triton=50.0)
-    assert "| embed | forebay | triton | 1.20x | 1.00x |  | 0.90x | 90% |" in with_sockets
-    assert "| embed | forebay-grpc | triton | 1.20x | 2.00x |  | 0.90x | 45% |" in with_sockets
-    assert shown(None, bare=100.0, triton=50.0) == ""
-
-
-def test_missed_model_server_goal_is_shown_with_what_the_cost_of_a_faster_model_would_allow(tmp_path: Path) -> None:
-    figures = {model: {"bare": {"closed": {"per_s": value}}} for model, value in (("slow", 1000.0), ("fast", 1e5))}
-    names = ("model", "goal", "ours", "beside", "bound", "value", "met")
-    goals = [
-        dict(zip(names, (model, "throughput, at least", "forebay", "bare", 0.95, value, False), strict=True))
-        for model, value in (("slow", 0.75), ("fast", 0.1))  # 90 us of the server for 10 us of the model
-    ]
-    result = {"machine": MACHINE, "rounds": 1, "versions": {}, "figures": figures, "goals": goals}
-    write(tmp_path / "server/results.json", result)
-    block = page.benchmarks(tmp_path).partition("**Ceilings")[2]
-
-    assert "| slow | forebay | bare | 0.95x | 1.00x | 0.92x | 0.75x | 75% |" in block
-    assert "| fast | forebay | bare | 0.95x | 1.00x |  | 0.10x | 10% |" in block
+    for sockets in (shown(with_sockets=0.5), shown(socket=100.0), shown(with_sockets=0.5, socket=7.0)):
+        assert "| embed | forebay | triton | 1.20x | 1.00x | 0.90x | 90% |" in sockets
+        assert "| embed | forebay-grpc | triton | 1.20x | 2.00x | 0.90x | 45% |" in sockets
+        assert "| embed | forebay | bare | 1.20x | 0.50x | 0.45x | 90% |" in sockets
+        assert sockets.count("| embed |") == 3
+    assert shown(None) == ""
 
 
 def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> None:
@@ -264,5 +254,5 @@ def test_model_server_goals_are_shown_for_another_machine(tmp_path: Path) -> Non
     where = "2 cores of Other, Python 3.11, median of 2 rounds, others on other cores"
     assert f"**The same on another machine** ({where}; requests/s of `bare` there: 370 of `embed`):" in block
     assert "| embed | forebay | throughput, at least | 1.2x | **1.10x** |" in block
-    assert "| embed | forebay | triton | 1.20x | 1.13x |  | 1.10x | 97% |" in block
+    assert "| embed | forebay | triton | 1.20x | 1.13x | 1.10x | 97% |" in block
     assert "Forebay finds out how many rows of a batch to run at once." in block
