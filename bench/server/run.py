@@ -14,8 +14,8 @@ loop counts some thousands of requests, longer than the window where a model tak
 requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on
 the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a
 loop, of as many rows as are fastest (powers of two up to the model's most, tried before each round), `bare_tuned`
-with the settings of Forebay's model processes, `bare_whole` of the most rows. `bare_http` is the runtime
-behind sockets in C, without anything that makes a server: what is left for one that costs nothing over HTTP.
+with the settings of Forebay's model processes, `bare_whole` of the most rows. `bare_http` is the runtime behind
+sockets in C, without anything that makes a server: about what is left for one that costs nothing over HTTP.
 
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at

@@ -27,11 +27,12 @@ P99_NOTE: Final = (
 )
 BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher load for the faster server"
 CEILINGS: Final = (
-    "**Ceilings of the missed throughput goals**: the throughput of a server without any cost of its own. Over HTTP "
-    "that is `bare-http`, the runtime behind sockets in C; where only `socket` was measured, which reads requests "
-    "and writes responses without a model, it follows from that and `bare`. Over gRPC it is the runtime alone. A "
-    "goal above its ceiling needs a faster model, not a faster server: where a model takes microseconds, most of "
-    "the time goes to sockets, and none is 1.2 times as fast as a server that nearly reaches the runtime."
+    "**Ceilings of the missed throughput goals**: an estimate of what a server without any cost of its own reaches. "
+    "Over HTTP that is `bare-http`, the runtime behind sockets in C; where only `socket` was measured, which reads "
+    "requests and writes responses without a model, it follows from that and `bare`. Over gRPC it is the runtime "
+    "alone. `bare-http` is a measurement like the others, of one process that finds its own number of rows: it has "
+    "their noise, and is no proof for a goal that is a few percent away. A goal well above its ceiling needs a "
+    "faster model, not a faster server."
 )
 CEILING_COLUMNS: Final = ("model", "server", "compared with", "goal", "ceiling", "reached", "of the ceiling")
 TURNS_NOTE: Final = (
