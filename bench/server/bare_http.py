@@ -3,17 +3,17 @@
 python bench/server/bare_http.py LIBRARY PORT FILES INPUT WIDTH BATCH HEAD
 
 LIBRARY: `sockets.c`, compiled. FILES: separated by colons; they run one after the other. WIDTH: of the input, INT64.
-BATCH: requests at once at most; they run as many rows at a time as are fastest, and are answered together. HEAD: a
-file with what a response has before the bytes of the outputs.
+BATCH: requests at once at most; BENCH_ROWS of the environment is how many rows run at a time. They are answered
+together. HEAD: a file with what a response has before the bytes of the outputs.
 """
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bare import fastest
 from peers.chain import Chain
 
 TOKEN: Final = 101
@@ -27,7 +27,7 @@ def main() -> None:
     sockets = ctypes.CDLL(library)
     chain = Chain(files.split(":"), pattern=False)  # as Forebay's model processes have it
     rows = np.full((most, int(width)), TOKEN, np.int64)
-    size = fastest(chain, name, rows[:1], most)
+    size = int(os.environ["BENCH_ROWS"])
     whole = [np.zeros((most, *made.shape[1:]), made.dtype) for made in chain.run({name: rows[:1]})]
     arrays = (ctypes.c_void_p * len(whole))(*[array.ctypes.data for array in whole])
     widths = (ctypes.c_int * len(whole))(*[array[0].nbytes for array in whole])

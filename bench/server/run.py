@@ -117,13 +117,14 @@ class Rig:
         return self.folder / "models"
 
     @contextlib.contextmanager
-    def serving(self, name: str, model: Model, ports: Ports) -> Iterator[Up]:
-        """A fresh server of one model."""
+    def serving(self, name: str, model: Model, ports: Ports, rows: int = 0) -> Iterator[Up]:
+        """A fresh server of one model. `rows` that are fastest at once are for `bare_http` to know."""
         server = SERVERS[name]
         place = Path(tempfile.mkdtemp(dir=self.folder))
         start = server.start(model, self.repository / model.name, place / "server", ports)
         log = place / "log"
-        with started(start.command, self.cores.measured, log, start.environ) as process:
+        environ = {**start.environ, "BENCH_ROWS": str(rows)}
+        with started(start.command, self.cores.measured, log, environ) as process:
             deadline = time.monotonic() + START_TIMEOUT_S
             while not _answers(server.probe(model), ports.http):
                 if time.monotonic() > deadline or process.poll() is not None:
@@ -271,7 +272,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
                 told((name, "open", rig.measure(alone, _share(closed))))
     for ours in dict.fromkeys((BARE_HTTP, *BESIDE.values())):
         if ours in names:
-            with _missing(ours, model), rig.serving(ours, model, PORTS[0]) as up:
+            with _missing(ours, model), rig.serving(ours, model, PORTS[0], rows) as up:
                 yield from _beside_bare(up, rows, rig, told)
     for beside, ours in BESIDE.items():
         if ours in names and beside in names:

@@ -12,15 +12,14 @@ import httpx
 from tests.e2e.cluster import REPO, free_ports, wait_for
 
 from forebay.cli.conformance import repository
+from forebay.cli.conformance.command import SERVER_OPTIONS
 
 STOP_TIMEOUT_S = 40
-SETTINGS = {
-    "model-control-mode": "explicit",
-    "rate-limit": "execution_count",
-    "cache-config": "local,size=16777216",
-    "host": "127.0.0.1",
+_WORDS = SERVER_OPTIONS.split()
+SETTINGS = {"host": "127.0.0.1"} | {
+    option.removeprefix("--"): value for option, value in zip(_WORDS[::2], _WORDS[1::2], strict=True)
 }
-"""As the oracle has them."""
+"""As a user is told, and as the oracle has them."""
 
 
 @dataclass(frozen=True, slots=True)

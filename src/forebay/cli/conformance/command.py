@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 RECORDED: Final = "recorded.json"
 """Triton's recorded responses to the suite's own checks; a file of this package."""
+SERVER_OPTIONS: Final = (
+    "--model-control-mode explicit --rate-limit execution_count --cache-config local,size=16777216"
+)
+"""What a server of the suite's models is started with, as the recorded one was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,9 @@ def _write(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}.") from None
     settings.screen().print(
-        f"{folder} contains {len(repository.MODELS)} models. Start a server on it that loads models on request\n"
-        f"(Triton and Forebay: --model-control-mode=explicit), then: forebay conformance URL --suite"
+        f"{folder} contains {len(repository.MODELS)} models. Start a server on it that loads models on request,\n"
+        f"with response cache and rate limiter (Triton and Forebay):\n  {SERVER_OPTIONS}\n"
+        "Then: forebay conformance URL --suite"
     )
 
 
