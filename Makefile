@@ -1,6 +1,6 @@
 # `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test wheel check quick static compile compiled cover docs bench soak fuzz lock clean
+.PHONY: help up test wheel check quick static environment triton kserve compile compiled cover docs bench soak fuzz lock clean
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV ?= .venv
@@ -17,11 +17,10 @@ up: ## install what is needed and start the demo cluster (or ./forebay.yaml) in 
 	@exec $(BIN)/forebay up
 
 test: ## everything that must hold: static checks and all tests, the slow ones with real models too
-	@scripts/venv dev
-	@for each in triton kserve; do scripts/oracle $$each || echo "no $$each: its tests are skipped" >&2; done
-	@$(MAKE) --no-print-directory --jobs 2 quick compile  # the compiler has use for one core only
+	@$(MAKE) --no-print-directory --jobs 2 environment triton  # pip and the compiler have use for one core only
+	@$(MAKE) --no-print-directory --jobs 2 quick compile kserve
 	@$(MAKE) --no-print-directory compiled
-	$(BIN)/pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "slow and not compiled" -n 3 --dist loadfile --no-loadscope-reorder
 
 wheel: ## make dist/forebay-*.whl with the request path compiled: the same code for half the CPU (needs gcc)
 	@scripts/venv dev
@@ -41,16 +40,17 @@ static:
 	$(BIN)/mypy
 	$(BIN)/lint-imports | tail -n 3
 
+environment:
+	@scripts/venv dev
+
+triton kserve:
+	@scripts/oracle $@ || echo "no $@: its tests are skipped" >&2
+
 compile:
 	@scripts/compiled
 
-# Folders whose tests and what they import have nothing compiled: `quick` has run the very same.
-INTERPRETED := leading registry rollout
-
 compiled: compile
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m "not interpreted" -n 3 --dist worksteal --hypothesis-profile=quick \
-	  tests/core tests/net tests/gateway tests/wire/test_transcript.py tests/wire/oip tests/wire/http2 \
-	  tests/modelserver tests/contract/tensor $(INTERPRETED:%=--ignore=tests/core/%)
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -m compiled -n 3 --dist worksteal --hypothesis-profile=quick
 
 cover: ## run the quick tests and show what of forebay.core no test comes by, line or branch (2 minutes)
 	@scripts/venv dev

@@ -5,7 +5,7 @@ from typing import Final
 from hypothesis import settings
 
 USUAL: Final = 100
-"""Examples of a property that does not say how many, in `make test`."""
+"""Examples of a property that does not say how many, in `make test`; slow ones of compiled modules do say so."""
 FEWEST: Final = 8
 
 

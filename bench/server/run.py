@@ -267,7 +267,7 @@ def one_round(names: list[str], model: Model, rig: Rig, told: Callable[[Told], N
             told((name, "closed", of_bare(process)))
     for name in names:
         if name not in BESIDE and name not in BESIDE.values() and (model.steps or not SERVERS[name].ensembles):
-            with _missing(name, model), rig.serving(name, model, PORTS[0]) as alone:
+            with _missing(name, model), rig.serving(name, model, PORTS[0], rows) as alone:
                 told((name, "closed", closed := _closed(rig, alone)))
                 told((name, "open", rig.measure(alone, _share(closed))))
     for ours in dict.fromkeys((BARE_HTTP, *BESIDE.values())):

@@ -4,6 +4,7 @@ import ast
 from fnmatch import fnmatch
 from pathlib import Path
 
+from tests.conftest import INTERPRETED
 from tests.tidy.checkout import ROOT, list_of, name, python_files, statements, tree
 
 SUSPENDS = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
@@ -78,10 +79,8 @@ def files(module: str) -> list[Path]:
 
 
 def test_what_the_compiled_run_leaves_out_has_nothing_compiled() -> None:
-    (line,) = [each for each in (ROOT / "Makefile").read_text().splitlines() if each.startswith("INTERPRETED :=")]
-    folders = [ROOT / "tests/core" / folder for folder in line.partition(":=")[2].split()]
-    paths = [path for folder in folders for path in folder.glob("**/*.py")]
+    paths = [path for folder in INTERPRETED for path in folder.glob("**/*.py")]
     found = set(compiled())
     problems = [f"{name(path)}: {name(each)}" for path in paths for each in sorted(imported(path) & found)]
-    assert len(paths) > len(folders)
+    assert len(paths) > len(INTERPRETED)
     assert not problems, f"take the folder out of INTERPRETED:{list_of(problems)}"

@@ -4,8 +4,9 @@ import mmap
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import USUAL
 
 from forebay.core.serving.config import Datatype, TensorSpec
 from forebay.engines.tensor.arrays import (
@@ -44,6 +45,7 @@ def test_plain_keeps_the_values_and_the_shape(array: "np.ndarray") -> None:  # t
     )
 
 
+@settings(max_examples=USUAL)
 @given(st.lists(st.binary(max_size=9), max_size=6))
 def test_as_text_rejects_bytes_that_are_not_utf8(parts: list[bytes]) -> None:
     array = np.empty(len(parts), object)
@@ -59,6 +61,7 @@ def test_as_text_rejects_bytes_that_are_not_utf8(parts: list[bytes]) -> None:
         assert as_text(array, "X").tolist() == expected
 
 
+@settings(max_examples=USUAL)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6), st.booleans(), st.sampled_from([3, VIEWED_BYTES_MIN // 4])
 )

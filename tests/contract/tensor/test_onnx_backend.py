@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.contract.tensor.models import ask, build, config, load, run
+from tests.examples import USUAL
 
 from forebay.core.serving.config import Datatype, DynamicBatching
 from forebay.core.serving.errors import Kind
@@ -173,6 +174,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
         load(PLAIN, tmp_path / "1")
 
 
+@settings(max_examples=USUAL)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_parsed_without_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any.onnx"

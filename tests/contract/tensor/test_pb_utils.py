@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.tensor.python_models import CONFIG
+from tests.examples import USUAL
 
 from forebay.core.serving.config import (
     BatchInput,
@@ -47,6 +48,7 @@ def test_type_names_and_numbers_are_consistent() -> None:
     assert pb_utils.triton_to_numpy_type(14) is None
 
 
+@settings(max_examples=USUAL)
 @given(st.lists(st.binary(max_size=300), max_size=5))
 def test_byte_tensors_round_trip(parts: list[bytes]) -> None:
     array = np.empty(len(parts), object)

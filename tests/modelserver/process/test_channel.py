@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import USUAL
 from tests.modelserver.process.rig import BACKEND, spec
 
 from forebay.core.serving.config import Datatype
@@ -147,6 +148,7 @@ def test_segment_size_is_limited(ends: Ends, monkeypatch: pytest.MonkeyPatch) ->
         _send(ends[0], 2 * BIG)
 
 
+@settings(max_examples=USUAL)
 @given(st.binary(min_size=1, max_size=300))
 def test_random_bytes_break_the_channel(data: bytes) -> None:
     server, child = _pair()

@@ -30,7 +30,7 @@ ALL: Final[tuple[tuple[str, Reader], ...]] = (
     ("path/results.json", path.tables),
     ("priority/results.json", priority.tables),
     ("server/results.json", server.tables),
-    ("server/xeon.json", server.elsewhere),
+    ("server/epyc.json", server.elsewhere),
     ("gpu/results.json", gpu.tables),
 )
 INTRODUCTION: Final = """# Benchmarks

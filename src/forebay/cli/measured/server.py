@@ -28,11 +28,9 @@ P99_NOTE: Final = (
 BOLD: Final = "bold: missed; *each at 70 % of its own throughput* is a higher load for the faster server"
 CEILINGS: Final = (
     "**Ceilings of the missed throughput goals**: an estimate of what a server without any cost of its own reaches. "
-    "Over HTTP that is `bare-http`, the runtime behind sockets in C; where only `socket` was measured, which reads "
-    "requests and writes responses without a model, it follows from that and `bare`. Over gRPC it is the runtime "
-    "alone. `bare-http` is a measurement like the others, of one process that finds its own number of rows: it has "
-    "their noise, and is no proof for a goal that is a few percent away. A goal well above its ceiling needs a "
-    "faster model, not a faster server."
+    "Over HTTP that is `bare-http`, the runtime behind sockets in C, which is a measurement like the others. Over "
+    "gRPC, or where it was not measured, it is the runtime alone. A goal well above its ceiling needs a faster "
+    "model, not a faster server."
 )
 CEILING_COLUMNS: Final = ("model", "server", "compared with", "goal", "ceiling", "reached", "of the ceiling")
 TURNS_NOTE: Final = (
@@ -63,10 +61,8 @@ BARE: Final = "bare"
 """The model's runtime alone."""
 BARE_HTTP: Final = "bare_http"
 """The runtime behind sockets, without a server."""
-SOCKET: Final = "socket"
-"""Sockets without a model."""
 GRPC: Final = "_grpc"
-"""Suffix of servers measured over gRPC, for which neither is a lower bound of the cost."""
+"""Suffix of servers measured over gRPC, for which that is no lower bound of the cost."""
 
 
 class _Goal(msgspec.Struct):
@@ -156,11 +152,7 @@ def _ceilings(result: _Result, title: str) -> list[Table]:
         of_bare = reached.get((goal.model, goal.ours, BARE), 0.0)
         if goal.met or goal.goal != THROUGHPUT or not of_bare or goal.ours == BARE_HTTP:
             continue
-        model, socket = (_per_s(result.figures[goal.model], name) for name in (BARE, SOCKET))
-        share = 1.0
-        if not goal.ours.endswith(GRPC):
-            computed = socket / (socket + model) if socket else 1.0
-            share = reached.get((goal.model, BARE_HTTP, BARE), computed)
+        share = 1.0 if goal.ours.endswith(GRPC) else reached.get((goal.model, BARE_HTTP, BARE), 1.0)
         values = (f"{goal.bound:.2f}x", f"{goal.value / of_bare * share:.2f}x", f"{goal.value:.2f}x")
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values, f"{of_bare / share:.0%}"))
     return [Table(title, CEILING_COLUMNS, rows)] if rows else []
