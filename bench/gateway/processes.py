@@ -75,10 +75,10 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def cpu_ns(pid: int) -> int:
-    """CPU time of a process tree so far, nanoseconds, from `/proc/PID/task/*/schedstat`."""
+def cpu_ns(pid: int, *, alone: bool = False) -> int:
+    """CPU time of a process tree so far, or of its first process, nanoseconds: `/proc/PID/task/*/schedstat`."""
     total = 0
-    for each in tree(pid):
+    for each in [pid] if alone else tree(pid):
         for task in Path(f"/proc/{each}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):
                 total += int(task.read_text().split()[0])

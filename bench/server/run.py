@@ -12,10 +12,11 @@ none it has: their state must fit into a core's cache. Who is late makes its cal
 loop counts some thousands of requests, longer than the window where a model takes milliseconds: of a thousand, the
 99th percentile is the tenth latest, and one pause of the machine makes ten late. `as_PEER`, of ours only: as many
 requests per second as that peer had. `cpu_us` is time by the kernel's own account for one request: other load on
-the machine changes that less than throughput and latency, which want a quiet one. `bare` runs full batches in a
-loop, of as many rows as are fastest (powers of two up to the model's most, tried before each round), `bare_tuned`
-with the settings of Forebay's model processes, `bare_whole` of the most rows. `bare_http` is the runtime behind
-sockets in C, without anything that makes a server: about what is left for one that costs nothing over HTTP.
+the machine changes that less than throughput and latency, which want a quiet one; `server_us` is what the first
+process of a server has of it. `bare` runs full batches in a loop, of as many rows as are fastest (powers of two up
+to the model's most, tried before each round), `bare_tuned` with the settings of Forebay's model processes,
+`bare_whole` of the most rows. `bare_http` is the runtime behind sockets in C, without anything that makes a server:
+about what is left for one that costs nothing over HTTP.
 
 The speed of a shared machine changes within seconds, by more than servers differ. So ours meets each peer in duels:
 both are up, and a goal is held against the median of the ratios of all duels. In a closed loop both are loaded at
@@ -152,15 +153,17 @@ class Rig:
             assert generator.stdout is not None
             if generator.stdout.readline() != b"window\n":
                 raise Failed("the load generator ended")
-            begun, before_ns = clock(), cpu_ns(up.pid)
+            begun, before_ns, server_ns = clock(), cpu_ns(up.pid), cpu_ns(up.pid, alone=True)
             line = generator.stdout.readline()
             if not line:
                 raise Failed("the load generator ended within its window; it says why above")
             seen = json.loads(line)
             seconds, spent_ns = clock() - begun, cpu_ns(up.pid) - before_ns
+            server_ns = cpu_ns(up.pid, alone=True) - server_ns
         if not seen["requests"]:
             raise Failed(f"no request was answered, {seen['errors']} failed")
-        costs = {"cpu_us": spent_ns / 1000 / seen["requests"], "errors": seen["errors"]}
+        spent = {"cpu_us": spent_ns, "server_us": server_ns}
+        costs = {name: ns / 1000 / seen["requests"] for name, ns in spent.items()} | {"errors": seen["errors"]}
         if not rate_per_s:
             return {"per_s": seen["requests"] / seconds} | costs
         latency = {f"{share}_ms": seen[f"{share}_us"] / 1000 for share in ("p50", "p99")}

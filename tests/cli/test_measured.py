@@ -163,6 +163,7 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
             zip(("model", "goal", "ours", "beside", "bound", "value", "met"), ("embed", *values), strict=True)
         )
 
+    part = {"cpu_us": 63.0, "server_us": 16.0}
     ours = {"closed": {"per_s": 15738.0, "pss_mb": 128.0}, "open": {"per_s": 11000.0, "p99_ms": 5.84, "cpu_us": 80.0}}
     figures = {
         "embed": {
@@ -170,7 +171,9 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
             "bare_whole": {"closed": {"per_s": 150000.0, "rows": 32.0}},
             "forebay": ours,
             "triton_grpc": {},
-            "bare_http": {},
+            "bare_http": {"closed": {"cpu_us": 5.4}},
+            "forebay_grpc": {"closed": part},
+            "forebay_json": {"closed": part},
         }
     }
     goals = [
@@ -197,6 +200,10 @@ def test_model_server_is_compared_with_others_and_missed_goals(tmp_path: Path) -
     assert "| embed | forebay-grpc | p99, at most | 1x |  | **1.04x** |  |" in block
     assert "| embed | forebay | rate, at least | 2,000 |  |  | 11,000 |" in block
     assert "have the core in turns" in block
+    parts = block.partition("**Where the time goes**")[2]
+    assert "| embed | bare-http | 5.4 |  |  |" in parts
+    assert "| embed | forebay-grpc | 63 | 16 | 47 |" in parts
+    assert parts.count("| embed |") == 2
 
     brief = page.summary(tmp_path)
     assert "| model | forebay / bare | forebay / triton-grpc |" in brief

@@ -35,6 +35,13 @@ def test_invalid_seeds_are_rejected(wish: SimulationOptions, says: str) -> None:
     assert caught.value.exit_code == WRONG_USAGE
 
 
+def test_compiled_installation_is_told_that_it_cannot_do_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.gateway, "__file__", "gateway.cpython-311-x86_64-linux-gnu.so")
+
+    with pytest.raises(UserError, match=r"--depth full watches .* compiled; run it with a plain installation"):
+        chaos_seeds(SimulationOptions())
+
+
 @pytest.fixture
 def verdict() -> Verdict:
     return simulated(CALM)

@@ -64,9 +64,14 @@ def test_every_request_is_answered_once_by_one_replica_after_its_arrival(
     assert sum(replica.requests for replica in outcome.replicas) == len(workload.arrivals)
     for at, first_at, ended_at in zip(outcome.arrived_at, outcome.first_at, outcome.ended_at, strict=True):
         assert at < first_at <= ended_at <= outcome.lasted_s
-    read = sum(replica.prefilled_tokens + replica.hit_tokens for replica in outcome.replicas)
-    assert read == sum(each.prompt_tokens for each in workload.arrivals)
-    assert sum(outcome.cached_tokens) == sum(replica.hit_tokens for replica in outcome.replicas)
+    hit = sum(replica.hit_tokens for replica in outcome.replicas)
+    read = hit + sum(replica.prefilled_tokens for replica in outcome.replicas)
+    again = read - sum(each.prompt_tokens for each in workload.arrivals)
+    if any(each.band == "batch" for each in workload.arrivals):  # one that gives way begins again elsewhere
+        assert again >= 0
+        assert sum(outcome.cached_tokens) <= hit
+    else:
+        assert (again, sum(outcome.cached_tokens)) == (0, hit)
 
 
 @pytest.mark.parametrize("policy", ["cpr", "p2c", "plain_random"])

@@ -33,6 +33,10 @@ CEILINGS: Final = (
     "model, not a faster server."
 )
 CEILING_COLUMNS: Final = ("model", "server", "compared with", "goal", "ceiling", "reached", "of the ceiling")
+PARTS: Final = "**Where the time goes** (in a closed loop; `bare` and `bare-http` are one process):"
+PART_COLUMNS: Final = ("model", "server", "CPU per request, µs", "of the server's process", "of the model's process")
+TRITON: Final = "triton"
+"""The peer whose first process is the server alone, as it is of ours."""
 TURNS_NOTE: Final = (
     "For throughput, both servers of a pair are loaded at once and have the core in turns of 0.2 s, so that changes "
     "of the machine's speed favour neither."
@@ -105,7 +109,7 @@ def tables(document: bytes) -> list[Table]:
     if result.goals:
         notes = " ".join([TURNS_NOTE, P99_NOTE, *_model_notes(result)])
         made.append(_goals(result.goals, f"**Goals of the model server** ({BOLD}):", notes))
-    return [*made, *_ceilings(result, CEILINGS)]
+    return [*made, *_ceilings(result, CEILINGS), *_parts(result)]
 
 
 def elsewhere(document: bytes) -> list[Table]:
@@ -156,6 +160,21 @@ def _ceilings(result: _Result, title: str) -> list[Table]:
         values = (f"{goal.bound:.2f}x", f"{goal.value / of_bare * share:.2f}x", f"{goal.value:.2f}x")
         rows.append((goal.model, shown(goal.ours), shown(goal.beside), *values, f"{of_bare / share:.0%}"))
     return [Table(title, CEILING_COLUMNS, rows)] if rows else []
+
+
+def _parts(result: _Result) -> list[Table]:
+    """What the server's process has of the CPU of a request, and the model's; empty: it was not measured."""
+    divided = {goal.ours for goal in result.goals} | {g.beside for g in result.goals if g.beside.startswith(TRITON)}
+    rows: list[tuple[str, ...]] = []
+    for model, servers in result.figures.items():
+        for name, loads in servers.items():
+            closed = loads.get("closed", {})
+            if name in (BARE, BARE_HTTP) and "cpu_us" in closed:
+                rows.append((model, shown(name), figure(closed["cpu_us"]), "", ""))
+            elif name in divided and "server_us" in closed:
+                whole, server = closed["cpu_us"], closed["server_us"]
+                rows.append((model, shown(name), *map(figure, (whole, server, whole - server))))
+    return [Table(PARTS, PART_COLUMNS, rows)] if any(row[-1] for row in rows) else []
 
 
 def _per_s(servers: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> float:

@@ -7,6 +7,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from forebay.cli.settings import INTERRUPTED, WRONG_USAGE, UserError, screen
 from forebay.cli.simulate.plan import SEED_MAX, SimulationOptions
+from forebay.gateway import gateway
 from forebay.sim.full.chaos import Verdict
 from forebay.sim.full.chaos import chaos as simulated
 
@@ -17,6 +18,11 @@ SEEDS_MAX = 1_000_000
 def chaos_seeds(options: SimulationOptions) -> range:
     """The seeds to run. Raises `UserError`."""
     problems = []
+    if not str(gateway.__file__).endswith(".py"):
+        problems.append(
+            "--depth full watches the gateway from within, which it cannot in a wheel whose request path is "
+            "compiled; run it with a plain installation: pip install . in a checkout, without FOREBAY_COMPILE"
+        )
     if not 0 <= options.seed <= SEED_MAX:
         problems.append(f"--seed: found {options.seed}; allowed: 0 to {SEED_MAX}")
     if not 1 <= options.seeds <= SEEDS_MAX:
