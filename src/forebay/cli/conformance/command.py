@@ -97,7 +97,7 @@ def _write(folder: Path) -> None:
     settings.screen().print(
         f"{folder} contains {len(repository.MODELS)} models. Start a server on it that loads models on request,\n"
         f"with response cache and rate limiter (Triton and Forebay):\n  {SERVER_OPTIONS}\n"
-        "Then: forebay conformance URL --suite"
+        "Its models of BF16 need PyTorch there (Forebay's extra `torch`). Then: forebay conformance URL --suite"
     )
 
 
