@@ -185,6 +185,14 @@ def test_batch_delay_counts_from_the_oldest_remaining_request() -> None:
     assert [taken(batcher, 2 * DELAY_S) for _ in range(2)] == ["abcdefg", "i"]
 
 
+def test_batch_delay_includes_the_time_in_which_a_request_was_not_read() -> None:
+    batcher: Batcher[str] = Batcher(DynamicBatching((), DELAY_S), 8)
+    offer(batcher, "a", 1.0, waited_s=0.25 * DELAY_S)
+    assert batcher.poll(1.0) == WaitUntil(1.0 + 0.75 * DELAY_S)
+    offer(batcher, "b", 1.0, waited_s=2 * DELAY_S)
+    assert taken(batcher, 1.0) == "ab"
+
+
 def test_batch_is_closed_by_a_request_of_another_shape() -> None:
     batcher: Batcher[str] = Batcher(DynamicBatching((8,), DELAY_S), 8)
     offer(batcher, "ab")

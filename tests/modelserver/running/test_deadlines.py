@@ -1,4 +1,4 @@
-"""Requests with deadlines, on virtual time: batches are dispatched in time, or requests are rejected."""
+"""Delays and deadlines, on virtual time: batches are dispatched in time, or requests are rejected."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -111,6 +111,7 @@ class Served:
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
     monkeypatch.setattr(batch_scheduler, "monotonic", lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr(batch_scheduler, "Alarm", Alarm)
+    monkeypatch.setattr(batch_scheduler, "waited_s", lambda: 0.0)
 
     def play(main: Coroutine[Any, Any, None]) -> None:
         run(main, seconds_max=3600)
@@ -132,6 +133,28 @@ def test_batch_is_dispatched_early_to_meet_its_deadlines(play: Play) -> None:
         both = await asyncio.gather(served.ask(), served.ask(2.0))
         assert both == [("ok", 1.995), ("ok", 1.995)]
         assert served.process.sizes == [1, 2]
+
+    play(main())
+
+
+def test_delay_includes_the_time_in_which_the_server_had_no_core(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        served, waits = Served(config()), [20.0, 1.0, 2.0, 3.0]  # when requests are read or a batch ends
+        monkeypatch.setattr(batch_scheduler, "waited_s", lambda: waits.pop(0))
+        both = await asyncio.gather(served.ask(), served.ask())
+        assert both == [("ok", 40.1), ("ok", 40.1)]  # read in one turn of the loop
+        assert await served.ask() == ("ok", 58.1)
+        assert not waits
+
+    play(main())
+
+
+def test_timeout_does_not_include_it(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(batch_scheduler, "waited_s", lambda: 1.5)
+        batching = replace(BATCHING, default_policy=QueuePolicy(allow_override=True))
+        served = Served(replace(config(), batching=batching))
+        assert await served.ask(timeout_s=2.0) == (f"UNAVAILABLE {TIMEOUT_EXPIRED}", 2.0)
 
     play(main())
 

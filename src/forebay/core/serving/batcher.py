@@ -162,8 +162,11 @@ class Batcher(Generic[T]):
         timeout_s: float,
         now: float,
         deadline: float | None = None,
+        waited_s: float = 0.0,
     ) -> None:
         """Queue a request. `level` and `timeout_s` are those it asks for itself, 0 for none.
+
+        It is delayed for a larger batch as if it had come `waited_s` before `now`; its timeout counts from `now`.
 
         `shape` is all that must be equal within a batch: names and shapes of inputs, except ragged ones, and values
         of shape tensors. After `deadline` its response is useless. Raises `Refused` (UNAVAILABLE), without effect, if
@@ -179,12 +182,14 @@ class Batcher(Generic[T]):
             return
         queues = self._queues
         queues.add(entry, level, timeout_s)
+        entry.since -= waited_s
         self._waiting[item] = entry
         if deadline is not None:
             self._deadlines.add(deadline, entry)
         held = self._held
         if held is not None:
-            if queues.rows < self._held_rows and shape == self._held_shape and deadline is None and now < held.at:
+            alike = queues.rows < self._held_rows and shape == self._held_shape and deadline is None
+            if alike and now < held.at <= entry.since + self._delay_s:
                 return
             self._held = None
         if self._ahead:

@@ -20,6 +20,7 @@ from forebay.modelserver.models.running.execution import Batch as Running
 from forebay.modelserver.models.running.execution import Executor
 from forebay.modelserver.models.running.inputs import prefix
 from forebay.modelserver.process.values import Done, Work
+from forebay.modelserver.turns import waited_s
 
 DEADLINES: Final = "forebay.deadlines"
 """Model parameter: `true` treats request timeouts as deadlines."""
@@ -43,6 +44,12 @@ class BatchScheduler:
         self._model = config.name
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._pump)
+        self._delays = config.batching is not None and config.batching.delay_s > 0
+        self._looked = False
+        """Whether `_waited_s` is that of this turn of the loop."""
+        self._waited_s = 0.0
+        """How long requests that are read now may have waited to be read. Their delay counts from then: on a core
+        that server and model share, it would else begin when a batch has ended, and leave the core idle."""
         self._woken = False
         self._held = False
         has_policy = self._by_timeout or (config.batching is not None and config.batching.has_policy)
@@ -65,7 +72,10 @@ class BatchScheduler:
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises `Refused` if the queue is full."""
-        offer(self._batcher, call, self._deadline(call) if call.request.deadline or self._by_timeout else None)
+        deadline = self._deadline(call) if call.request.deadline or self._by_timeout else None
+        if self._delays and not self._looked:
+            self._look()
+        offer(self._batcher, call, deadline, self._waited_s)
         if self._at_once and not call.request.deadline:
             self._pump()
         else:
@@ -181,7 +191,17 @@ class BatchScheduler:
         text = f"{TOO_LATE}: {left_ms:.0f} ms are left, and a batch takes {run_s * 1e3:.0f} ms"
         return Refused(Kind.DEADLINE_EXCEEDED, prefix(call.request.id) + text)
 
+    def _look(self) -> None:
+        """Learn how long this turn of the loop has waited for its core."""
+        self._looked, self._waited_s = True, waited_s()
+        self._loop.call_soon(self._turned)
+
+    def _turned(self) -> None:
+        self._looked = False
+
     def _on_free(self, batch: Running, done: Done) -> None:
+        if self._delays and not self._looked:
+            self._look()
         if self._timed:
             self._learn(done.compute_infer_ns)
         else:
@@ -190,7 +210,7 @@ class BatchScheduler:
             self._pump()
 
 
-def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
+def offer(queue: Batcher[Call], call: Call, deadline: float | None, waited_s: float = 0.0) -> None:
     """Put a request into a queue. Raises `Refused`, with the request's prefix, if the queue is full.
 
     Its timeout counts from when it was first queued, even if that was in another queue.
@@ -205,6 +225,7 @@ def offer(queue: Batcher[Call], call: Call, deadline: float | None) -> None:
             timeout_s=request.timeout_us / 1e6,
             now=call.queued_ns / 1e9,
             deadline=deadline,
+            waited_s=waited_s,
         )
     except Refused as refused:
         raise Refused(refused.kind, prefix(request.id) + refused.text) from None
