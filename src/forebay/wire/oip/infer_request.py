@@ -297,6 +297,8 @@ def _read_input(
     shared = "shared_memory_region" in parameters
     if in_json + binary + shared != 1:
         raise _not_one_source(in_json, binary, shared)
+    if not shared and len(parameters) > binary:
+        _read_range(parameters)
     name, datatype, shape = _read_head(given)
     data: Buffer
     if binary:
@@ -355,9 +357,15 @@ def _read_data(
 
 def _read_place(parameters: Mapping[str, Any]) -> tuple[str, int, int]:
     name = string(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
+    offset, size = _read_range(parameters)
+    return name, offset, size
+
+
+def _read_range(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Offset and size in shared memory; both must be numbers even if no region is given."""
     offset = unsigned(parameters.get("shared_memory_offset", 0), "Unable to parse 'shared_memory_offset'")
     size = unsigned(parameters.get("shared_memory_byte_size", 0), "Unable to parse 'shared_memory_byte_size'")
-    return name, offset, size
+    return offset, size
 
 
 def _read_outputs(given: list[GivenOutput], request: InferRequest, memory: Memory) -> dict[str, Form]:
@@ -383,6 +391,8 @@ def _read_form(parameters: Mapping[str, Any], memory: Memory) -> Form:
         classes = unsigned(parameters["classification"], "Unable to set 'classification'")
     binary = boolean(parameters.get("binary_data", False), "Unable to parse 'binary_data'")
     if "shared_memory_region" not in parameters:
+        if len(parameters) > ("binary_data" in parameters):
+            _read_range(parameters)
         return BINARY_FORM if binary and not classes else Form(binary, classes)
     for taken, what in (("classification" in parameters, "classification"), (binary, "binary_data")):
         if taken:
