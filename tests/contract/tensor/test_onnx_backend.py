@@ -17,8 +17,9 @@ from tests.examples import USUAL
 from forebay.core.serving.config import Datatype, DynamicBatching
 from forebay.core.serving.errors import Kind
 from forebay.engines.tensor import onnx as onnx_backend
-from forebay.engines.tensor import onnx_file
-from forebay.engines.tensor.onnx_file import outside
+from forebay.engines.tensor.onnx_model import file as onnx_file
+from forebay.engines.tensor.onnx_model import narrowing
+from forebay.engines.tensor.onnx_model.file import outside
 from forebay.engines.tensor.protocol import BackendFailed
 
 PLAIN = config("onnxruntime", Datatype.FP32, "identity")
@@ -370,3 +371,49 @@ def test_invalid_gpu_option_is_rejected_without_a_gpu(name: str, value: str, tex
 
     with pytest.raises(BackendFailed, match=f"parameter {name} {text}"):
         load(replace(PLAIN, parameters={name: value}), tmp_path)
+
+
+def reading_first(width: int = 4) -> onnx.ModelProto:
+    """Y is the first position of X · W, after positions were mixed."""
+    nodes = [
+        helper.make_node("Softmax", ["X"], ["mixed"], axis=1),
+        helper.make_node("MatMul", ["mixed", "W"], ["all"]),
+        helper.make_node("Gather", ["all", "first"], ["Y"], axis=1),
+    ]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n", "positions", width])
+    y = helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["n", width])
+    constants = [
+        onnx.numpy_helper.from_array(np.arange(width * width, dtype=np.float32).reshape(width, width), "W"),
+        onnx.numpy_helper.from_array(np.array(0), "first"),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("level", "rewritten", "changed"),
+    [
+        pytest.param(0, None, False, id="as it is"),
+        pytest.param(0, "other", True, id="rewritten"),
+        pytest.param(0, "broken", False, id="the rewritten one cannot be loaded"),
+        pytest.param(1, "other", False, id="not all optimisations"),
+    ],
+)
+def test_a_model_that_reads_one_position_is_rewritten(
+    level: int, rewritten: str | None, changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = reading_first()
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    if rewritten is not None:
+        model.graph.node[2].op_type = "NoSuchOperator" if rewritten == "broken" else "Gather"
+        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((4, 4), np.float32), "W"))
+        monkeypatch.setattr(narrowing, "narrowed", lambda _: model.SerializeToString())
+    backend, _ = load(config("onnxruntime", Datatype.FP32, "identity", graph_level=level), tmp_path)
+
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    (response,) = run(backend, [ask({"X": x})])
+
+    mixed = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    wanted = mixed[:, 0] @ np.arange(16, dtype=np.float32).reshape(4, 4)
+    assert response.outputs["Y"] == pytest.approx(np.zeros((2, 4)) if changed else wanted, rel=1e-5)
+    backend.close()

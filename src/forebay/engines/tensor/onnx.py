@@ -1,9 +1,11 @@
 """ONNX models through ONNX Runtime: one session for all instances, which run as threads and share its weights."""
 
 import ctypes
+import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ from forebay.engines.tensor.arrays import as_bytes, as_text, check_states, state
 from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.gpus import memory_bytes, memory_fraction, on_gpu
 from forebay.engines.tensor.measures import Family
-from forebay.engines.tensor.onnx_file import outside
+from forebay.engines.tensor.onnx_model.file import outside
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
@@ -80,7 +82,7 @@ class OnnxBackend:
             raise BackendFailed(f"model '{config.name}': {problem}")
         try:
             options, providers = _options(config), _providers(config, on_gpu(config, instance))
-            self._session = onnxruntime.InferenceSession(str(file), options, providers=providers)
+            self._session = _session(file, options, providers)
         except BackendFailed:
             raise
         except Exception as error:  # the library's exceptions have no common base class
@@ -153,6 +155,28 @@ class OnnxBackend:
         }
         found = self._session.run_with_ort_values(wanted, values)
         return [_bits(each) if each.element_type() == ONNX_BFLOAT16 else each.numpy() for each in found]
+
+
+def _session(file: Path, options: onnxruntime.SessionOptions, providers: Any) -> onnxruntime.InferenceSession:
+    """A session that computes only the positions that the model reads, if all optimisations are on."""
+    everything = options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    model = _narrowed(file) if everything else None
+    if model is not None:
+        with suppress(Exception):  # the library's exceptions have no common base class; the file itself is tried then
+            return onnxruntime.InferenceSession(model, options, providers=providers)
+    return onnxruntime.InferenceSession(str(file), options, providers=providers)
+
+
+def _narrowed(file: Path) -> bytes | None:
+    """The model with less work, if it is a transformer that reads one position (`onnx_model.narrowing`)."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(b"Gather") < 0 or data.find(b"Softmax") < 0:
+            return None  # others need not import what rewrites it
+    try:
+        from forebay.engines.tensor.onnx_model.narrowing import narrowed
+    except ModuleNotFoundError:  # `onnx` is not installed
+        return None
+    return narrowed(file)
 
 
 def _bits(value: Any) -> Array:

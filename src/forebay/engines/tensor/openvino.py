@@ -17,7 +17,7 @@ from forebay.core.serving.config import VARIABLE, Datatype, ModelConfig, TensorS
 from forebay.engines.tensor.arrays import DTYPES, as_bytes, as_text, check_states, states_of
 from forebay.engines.tensor.batch import answers
 from forebay.engines.tensor.measures import Family
-from forebay.engines.tensor.onnx_file import outside
+from forebay.engines.tensor.onnx_model.file import outside
 from forebay.engines.tensor.protocol import (
     Array,
     BackendFailed,
