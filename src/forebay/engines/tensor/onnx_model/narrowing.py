@@ -39,7 +39,7 @@ def narrowed(file: Path) -> bytes | None:
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
             return None
         return model.SerializeToString() if narrow(model) else None
-    except (DecodeError, shape_inference.InferenceError, IndexError, ValueError):
+    except (DecodeError, shape_inference.InferenceError, IndexError, TypeError, ValueError):
         return None  # ONNX Runtime says what is wrong with it
 
 
@@ -88,8 +88,7 @@ class _Graph:
         if not any(self._nodes[each].op_type in PRODUCTS for each in region):
             return False
         self._rewrite(region, at)
-        gather.input[1] = self._constant(0, ())
-        return True
+        return True  # the `Gather` itself stays: of one position, the first and the last are the same
 
     def _region(self, data: str, axis: int, gather: int) -> dict[int, _Needs]:
         """The nodes that need to run for one position only, with the inputs that have positions."""
@@ -218,9 +217,7 @@ class _Graph:
                     continue
                 if (name, axis) not in chosen:
                     chosen[name, axis] = self._name()
-                    made = helper.make_node(
-                        "Gather", [name, self._constant(at, (1,))], [chosen[name, axis]], axis=axis
-                    )
+                    made = helper.make_node("Gather", [name, self._index(at)], [chosen[name, axis]], axis=axis)
                     behind[maker].append(made)
                 node.input[place] = chosen[name, axis]
         smaller = {name for number in region for name in nodes[number].output}
@@ -231,9 +228,9 @@ class _Graph:
         for number, node in enumerate(nodes):
             self._graph.node.extend([node, *behind[number]])
 
-    def _constant(self, value: int, dims: tuple[int, ...]) -> str:
+    def _index(self, value: int) -> str:
         name = self._name()
-        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, dims, [value]))
+        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, (1,), [value]))
         self._constants[name] = self._graph.initializer[-1]
         return name
 
@@ -262,16 +259,14 @@ def _shapes(model: onnx.ModelProto) -> dict[str, list[Any]]:
         for each, data in zip(weights, kept, strict=True):
             each.raw_data = data
     shapes = dict(_known(inferred.graph))
-    for (
-        node
-    ) in inferred.graph.node:  # of a size that is computed, the inference does not even say how many axes it has
-        if (
-            node.op_type == "Reshape"
-            and node.output[0] not in shapes
-            and None not in shapes.get(node.input[1], [None])
-        ):
+    # of a size that is computed, the inference does not even say how many axes it has
+    for node in inferred.graph.node:
+        if node.op_type != "Reshape" or node.output[0] in shapes:
+            continue
+        sizes = shapes.get(node.input[1], [None])
+        if None not in sizes:
             kind = onnx.TensorProto.UNDEFINED
-            axes = [None] * shapes[node.input[1]][0]
+            axes = [None] * sizes[0]
             inferred.graph.value_info.append(helper.make_tensor_value_info(node.output[0], kind, axes))
     return dict(_known(shape_inference.infer_shapes(inferred).graph))
 
